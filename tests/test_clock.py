@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import os
+import signal
+import sys
 import threading
 import time
 from collections.abc import Callable
+from types import FrameType
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from everlog.clock import NS_PER_S, AnchoredClock, Clock, SystemClock, TestClock
+from everlog import clock as clock_module
+from everlog.clock import NS_PER_S, AnchoredClock, Clock, StopEvent, SystemClock, TestClock
 
 # How long a thread may take to do what it was told to; only a failing test waits so long.
 PATIENCE_S = 30.0
@@ -185,3 +190,69 @@ def test_the_anchored_clock_does_not_follow_a_wall_clock_that_jumps_back(
     monkeypatch.setattr(time, "time_ns", lambda: before_ns - 3_600 * NS_PER_S)
     assert system.wall_ns() < before_ns  # the wall clock really jumped
     assert clock.wall_ns() >= before_ns
+
+
+SHORT_S = 0.001
+
+
+def is_interrupted(event: threading.Event, line: int, step: Callable[[], object]) -> bool:
+    """Do something with an event that is set before this line of it, as by the handler of a signal."""
+    left = line
+
+    def count(frame: FrameType, what: str, _: object) -> Callable[..., object] | None:
+        nonlocal left
+        if what == "line" and frame.f_code.co_filename in (threading.__file__, clock_module.__file__):
+            left -= 1
+            if not left:
+                sys.settrace(None)
+                event.set()
+        return count
+
+    def run() -> bool:
+        sys.settrace(count)
+        try:
+            step()
+        finally:
+            sys.settrace(None)
+        return left <= 0
+
+    return bool(InBackground(run).finish())
+
+
+@pytest.mark.parametrize("step", [lambda event: event.wait(SHORT_S), lambda event: event.set()])
+def test_a_stop_event_may_be_set_in_the_middle_of_a_wait_or_a_set(
+    step: Callable[[StopEvent], object],
+) -> None:
+    lines = 0
+    while True:
+        event = StopEvent()
+        if not is_interrupted(event, lines + 1, lambda event=event: step(event)):  # type: ignore[misc]
+            break
+        lines += 1
+        assert event.wait(0)
+    assert lines >= 2
+
+
+def test_a_signal_ends_a_wait_for_a_stop_event_of_its_own_thread() -> None:
+    event = StopEvent()
+    previous = signal.signal(signal.SIGUSR1, lambda *_: event.set())
+    try:
+        for _ in range(300):
+            event = StopEvent()
+            sender = threading.Thread(target=os.kill, args=(os.getpid(), signal.SIGUSR1))
+            sender.start()
+            assert event.wait(PATIENCE_S)
+            sender.join()
+    finally:
+        signal.signal(signal.SIGUSR1, previous)
+
+
+def test_a_stop_event_wakes_all_who_wait_and_stays_set() -> None:
+    event = StopEvent()
+    waiting = [InBackground(event.wait) for _ in range(3)]
+    assert not event.wait(0.001)
+    event.set()
+    assert [each.finish() for each in waiting] == [True] * 3
+    assert event.wait(0)
+    with pytest.raises(TypeError, match="stays set"):
+        event.clear()

@@ -197,3 +197,19 @@ class TestOsFs:
         fs.close(first)
         assert fs.try_lock(second) is True
         fs.close(second)
+
+
+@pytest.mark.parametrize("flags", [os.O_CREAT, os.O_CREAT | os.O_TRUNC])
+@pytest.mark.parametrize("is_there", [False, True])
+def test_a_file_that_may_be_created_is_not_written_through_a_link(
+    tmp_path: Path, flags: int, is_there: bool
+) -> None:
+    victim, link = tmp_path / "victim", tmp_path / "link"
+    if is_there:
+        victim.write_text("precious")
+    link.symlink_to(victim)
+    with pytest.raises(OSError, match="link") as refused:
+        OsFs().open(str(link), os.O_RDWR | flags)
+    assert refused.value.errno == errno.ELOOP
+    assert victim.exists() is is_there
+    assert not is_there or victim.read_text() == "precious"

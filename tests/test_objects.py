@@ -228,6 +228,14 @@ def test_an_error_of_the_library_is_one_line_with_the_object(credentials: None) 
     assert "\n" not in str(failed.value)
 
 
+def test_missing_credentials_are_named_and_not_a_store_that_is_away(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_CONTAINER_CREDENTIALS_RELATIVE_URI"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("AWS_METADATA_ENDPOINT", "http://127.0.0.1:1")
+    with pytest.raises(ObjectStoreFailed, match=r"no credentials .* set AWS_ACCESS_KEY_ID and AWS_SECRET"):
+        open_store("s3://nowhere/x", StoreOptions(region="us-east-1", timeout_ms=300)).get("key")
+
+
 @pytest.mark.parametrize(
     ("url", "message"),
     [

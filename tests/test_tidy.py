@@ -41,10 +41,10 @@ NATIVE_DISK_CALL = re.compile(
     r"(?<![\w.>])(?:c_)?(open|openat|fopen|write|writev|pwrite|pwritev|fwrite|fsync|fdatasync|syncfs|msync"
     r"|ftruncate|fallocate|posix_fallocate|rename|renameat2|unlink)\s*\("
 )
-# What is no file with a guarantee, and the one native function that `Fs` calls itself.
 CLASSIC_SPARK = re.compile(r"\b(?:sparkContext|_gateway|_jvm|_jdf|_jsparkSession)\b|\.rdd\b")
 """Attributes that a session or frame of Spark Connect does not have."""
 
+# What is no file with a guarantee, and the one native function that `Fs` calls itself.
 OUTSIDE_FS = {
     "src/everlog/queue/writer_lock.py": {"open"},  # /proc
     "src/everlog/queue/segment_builder.py": {"os.ftruncate"},  # a memory file
@@ -60,6 +60,7 @@ BANNED_WORDS = re.compile(
     r"|bring_up|set_aside|hand_over|tell_kept|little_curl|settle_worker|met by little|dearer)\b",
     re.IGNORECASE,
 )
+EMPTY_REFERENCE = re.compile(r'\s*"""See `[^`]*`\."""$')
 PROSE_KINDS = (*SOURCE_KINDS, ".md")
 # The list itself.
 WORDS_EXEMPT = ("tests/test_tidy.py",)
@@ -203,6 +204,12 @@ def banned_words(text: str) -> list[str]:
     ]
 
 
+def empty_references(text: str) -> list[str]:
+    """Docstrings that only name another one, and leave the reader to look it up."""
+    lines = enumerate(text.splitlines(), start=1)
+    return [f"line {number}: {line.strip()}" for number, line in lines if EMPTY_REFERENCE.match(line)]
+
+
 def dead_modules(modules: dict[str, str], entry_points: Iterable[str]) -> list[str]:
     """Modules that no entry point and no public package reaches, given module name -> source.
 
@@ -320,6 +327,10 @@ def test_no_file_uses_a_banned_word() -> None:
     assert complaints_about([path for path in files if path not in exempt], banned_words) == []
 
 
+def test_every_docstring_says_something() -> None:
+    assert complaints_about(source_files(".py"), empty_references) == []
+
+
 def test_constraints_hold_versions_and_no_addresses() -> None:
     text = (ROOT / "constraints.txt").read_text(encoding="utf-8")
     assert "://" not in text
@@ -399,6 +410,12 @@ def test_a_module_without_a_docstring_is_reported() -> None:
     assert missing_docstring("") == []
     assert missing_docstring('"""What it owns."""\nx = 1\n') == []
     assert missing_docstring("x = 1\n") == ["no module docstring"]
+
+
+def test_a_docstring_that_only_names_another_one_is_reported() -> None:
+    assert empty_references('    """Read a file; see `Fs.open`."""') == []
+    assert empty_references('    """See `Fs.open`; it may be short."""') == []
+    assert empty_references('    """See ' + '`Fs.open`."""') == ['line 1: """See `Fs.open`."""']
 
 
 @pytest.mark.parametrize("good", ['# cython: x=1\n"""Owns."""\n', "/* Owns. */\n", "// Owns.\n"])

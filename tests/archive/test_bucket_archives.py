@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
-import numpy as np
 import pytest
 from typer.testing import CliRunner
 
+from everlog.archive import replays
 from everlog.archive.layout import stream_directory
 from everlog.archive.raw_archiver import RawArchiver
 from everlog.archive.reader import open_archive
@@ -17,15 +18,16 @@ from everlog.archive.remote import RemoteTier, remote_name
 from everlog.archive.tiers import changing, list_segments
 from everlog.archive.verification import verify_segments
 from everlog.cli.main import app
-from everlog.errors import Corrupt, InvalidConfig, Unsupported
+from everlog.errors import Corrupt, InvalidConfig
 from everlog.fs import OsFs
 from everlog.market import BookSet, Outputs
 from everlog.market.feature_rows import standard_features
 from everlog.market.protocol import TypeId
-from everlog.market.replay import Messages, Replay, ReplayStats
+from everlog.market.replay import Replay
 from everlog.market.triggers import TimeBar
-from everlog.queue import Queue
-from tests.support.archives import compress, known_messages, write_archive
+from everlog.objects import open_store
+from everlog.queue import Message, Queue
+from tests.support.archives import FIRST_NS, compress, known_messages, write_archive
 from tests.support.files import UnsyncedFs, flip_bit
 from tests.support.object_stores import S3Server, moto_server
 
@@ -101,12 +103,74 @@ def test_what_cannot_be_read_is_refused_with_its_address(address: str, tmp_path:
     with pytest.raises(InvalidConfig, match="more than one stream"):
         open_archive(address)
     for wrong in ({"symbol": "none"}, {"symbol": SYMBOLS[0], "first_date": "2030-01-01"}):
-        with pytest.raises(InvalidConfig, match="no compressed segment"):
+        with pytest.raises(InvalidConfig, match="no sealed segment"):
             open_archive(address, **wrong)  # type: ignore[arg-type]
-    directory = tmp_path / "bucket/v1/x/y/2023-11-14/book"
-    write_archive(directory, known_messages(30))
-    with pytest.raises(Unsupported, match="not compressed"):
-        open_archive(f"file://{tmp_path}/bucket")
+    cut = tmp_path / "bucket/v1/x/y/2023-11-14/book/000000000.q"
+    write_archive(cut.parent, known_messages(30))
+    cut.write_bytes(cut.read_bytes()[:200])
+    with open_archive(f"file://{tmp_path}/bucket") as reader, pytest.raises(Corrupt):
+        reader.drain(1000)
+
+
+@pytest.fixture(params=["file", "s3"])
+def copied(request: pytest.FixtureRequest, moto: S3Server, tmp_path: Path) -> str:
+    """Where the files of an archive with a segment in each tier were copied to as they are."""
+    directory = Path(stream_directory(str(tmp_path / "here"), "v", "s", DAYS[0], "book"))
+    first, second, third, *_ = write_archive(directory, known_messages(COUNT), segment_size=4096)
+    for number in (second, third):
+        compress(directory, number, 1024)
+    shutil.copy(
+        directory / f"{second:09}.q.zst", directory / f"{first:09}.q.zst"
+    )  # without index: does not count
+    with changing(UnsyncedFs(), str(directory)):
+        RemoteTier(UnsyncedFs()).move(str(directory), third, f"file://{tmp_path}/elsewhere", "x")
+    url = moto.url(f"copied-{tmp_path.name}") if request.param == "s3" else f"file://{tmp_path}/bucket"
+    store = open_store(url)
+    for path in directory.glob("[!.]*"):
+        store.put(str(path.relative_to(tmp_path / "here")), path.read_bytes())
+    shutil.rmtree(tmp_path / "here")
+    return url
+
+
+def test_files_of_every_tier_that_were_copied_to_a_store_are_read_from_there(
+    copied: str, tmp_path: Path
+) -> None:
+    messages = known_messages(COUNT)
+    for cache in (None, str(tmp_path / "cache"), str(tmp_path / "cache")):
+        with open_archive(copied, remote=RemoteTier(OsFs(), cache_directory=cache)) as reader:
+            assert reader.drain(1000) == messages
+            assert reader.seek_seq(5) and reader.next() is not None
+    assert command("archive", "verify", copied).startswith("checked")
+    (row,) = json.loads(command("archive", "ls", copied, "--json"))["directories"]
+    assert row["remote"] > 3 and row["remote_bytes"] > 3 * 4096
+
+
+def test_a_seek_in_a_plain_segment_of_a_store_fetches_single_blocks(tmp_path: Path) -> None:
+    directory = Path(stream_directory(str(tmp_path / "bucket"), "v", "s", DAYS[0], "book"))
+    messages = [Message(seq, FIRST_NS + seq, 1, bytes(200)) for seq in range(60_000)]
+    write_archive(directory, messages, segment_size=16 << 20)
+    tier = RemoteTier(OsFs(), cache_directory=str(tmp_path / "cache"))
+    with open_archive(f"file://{tmp_path}/bucket", remote=tier) as reader:
+        assert reader.seek_time(FIRST_NS + 50_000)
+        found = reader.next()
+        assert found is not None and found.seq == 50_000
+    assert 0 < tier.fetched_bytes < 5 << 20
+
+
+def test_the_segment_that_a_writer_had_open_when_a_queue_was_copied_is_left_out(tmp_path: Path) -> None:
+    with Queue.open_publisher(tmp_path / "queue", segment_size=4096) as writer:
+        for number in range(200):
+            writer.append(1, b"%d" % number)
+        store = open_store(f"file://{tmp_path}/bucket")
+        for path in sorted(
+            one for one in (tmp_path / "queue").iterdir() if one.suffix in {".q", ".idx", ".meta"}
+        ):
+            store.put(f"q/{path.name}", path.read_bytes())
+        with open_archive(tmp_path / "queue") as reader:
+            sealed = reader.drain(1000)
+    assert 0 < len(sealed) < 200
+    with open_archive(f"file://{tmp_path}/bucket") as reader:
+        assert reader.drain(1000) == sealed
 
 
 def test_a_flipped_bit_in_a_bucket_is_found_by_verify_and_by_the_reader(tmp_path: Path) -> None:
@@ -124,20 +188,6 @@ def test_a_flipped_bit_in_a_bucket_is_found_by_verify_and_by_the_reader(tmp_path
 
 
 # --- A day of a market -----------------------------------------------------------------------------------
-
-
-class BucketReplay(Replay):
-    """A replay whose messages come out of an archive."""
-
-    def batches(self, stats: ReplayStats | None = None) -> Iterator[Messages]:
-        filters = [make() for make in self.filters]
-        with open_archive(self.path) as reader:
-            while len(batch := reader.read_batch(self.batch_messages)):
-                some = Messages(batch, np.arange(len(batch)))
-                for keep in filters:
-                    some = some.where(keep(some))
-                if len(some.chosen):
-                    yield some
 
 
 def tops_and_features(replay: Replay) -> tuple[dict[int, tuple[int, ...]], list[tuple[int, list[object]]]]:
@@ -176,7 +226,8 @@ def test_a_day_that_is_only_in_a_bucket_replays_to_the_same_books_and_features(
     command("archive", "move", root, "--to", url)
     shutil.rmtree(live)
     shutil.rmtree(root)
-    assert tops_and_features(BucketReplay(url)) == expected
+    (replay,) = replays(url)
+    assert tops_and_features(replay) == expected
     assert "raw/v1/sim" in command("archive", "ls", url)
     assert "checked" in command("archive", "verify", url)
     assert command("archive", "cat", url, "--limit", 1, "--from-seq", 5).startswith("seq=5 ")

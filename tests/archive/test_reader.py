@@ -198,3 +198,19 @@ def test_an_empty_archive_has_no_messages_and_a_day_that_is_none_is_refused(tmp_
         assert len(read_all(reader)) == 3
     with pytest.raises(Exception, match="2023-02-30"):
         open_archive(tmp_path, first_date="2023-02-30")
+
+
+@pytest.mark.parametrize("has_indexes", [True, False])
+def test_the_range_of_seqs_is_known_without_reading_all_of_it(tmp_path: Path, has_indexes: bool) -> None:
+    ids = write_archive(tmp_path / "one", known_messages(100)[10:], segment_size=4096)
+    for number in ids[1:3]:
+        compress(tmp_path / "one", number, 1024)
+    if not has_indexes:
+        for path in (tmp_path / "one").glob("*[0-9].idx"):
+            path.unlink()
+    with open_archive(tmp_path / "one") as reader:
+        messages = reader.drain(1000)
+        assert reader.seq_bounds() == (messages[0].seq, messages[-1].seq + 1)
+    (tmp_path / "none").mkdir()
+    with open_archive(tmp_path / "none") as reader:
+        assert reader.seq_bounds() == (0, 0)

@@ -10,10 +10,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from everlog.archive.reader import open_archive
+from everlog.archive.reader import ArchiveReader, open_archive
 from everlog.archive.remote import BlockCache, RemoteTier, fnv1a, remote_name
 from everlog.archive.tiers import Tier, changing, decompress_segment, list_segments
-from everlog.errors import Corrupt, EverlogError, InvalidConfig, ObjectNotFound, Unsupported
+from everlog.errors import Corrupt, EverlogError, InvalidConfig, ObjectExists, ObjectNotFound, Unsupported
 from everlog.fs import OsFs
 from everlog.queue import Queue
 from tests.support.archives import (
@@ -24,7 +24,7 @@ from tests.support.archives import (
     restore_and_die,
     write_archive,
 )
-from tests.support.files import UnsyncedFs, flip_bit
+from tests.support.files import UnsyncedFs, flip_bit, tree
 from tests.support.processes import Child
 
 MESSAGES = known_messages(150)
@@ -54,12 +54,31 @@ def test_a_moved_segment_is_read_as_before_and_can_be_brought_back(tmp_path: Pat
         with open_archive(directory, remote=tier) as reader:
             assert reader.drain(1000) == MESSAGES
     assert tier.verify(str(directory), 1) == stub["size_bytes"]
-    with open_archive(directory) as reader, pytest.raises(Unsupported, match="archive restore"):
+    with open_archive(directory) as reader:
+        assert reader.drain(1000) == MESSAGES
+    segments = list_segments(OsFs(), str(directory))
+    with ArchiveReader(lambda: segments) as reader, pytest.raises(Unsupported, match="archive restore"):
         reader.drain(1000)
     tier.restore(str(directory), 1)
     decompress_segment(UnsyncedFs(), str(directory), 1)
     assert {segment.tier for segment in list_segments(OsFs(), str(directory))} == {Tier.PLAIN}
     with open_archive(directory) as reader:
+        assert reader.drain(1000) == MESSAGES
+
+
+def test_a_move_overwrites_no_object_of_another_archive(tmp_path: Path) -> None:
+    first, bucket = moved(tmp_path)
+    other = tmp_path / "other"
+    write_archive(other, known_messages(150, 7), segment_size=8192)
+    compress(other, 1, 512)
+    before = tree(other), tree(bucket)
+    with changing(UnsyncedFs(), str(other)), pytest.raises(ObjectExists, match="move to another URL"):
+        RemoteTier(UnsyncedFs()).move(str(other), 1, f"file://{bucket}", "v1/some")
+    assert (tree(other) | {".archive.lock": b""}, tree(bucket)) == (
+        before[0] | {".archive.lock": b""},
+        before[1],
+    )
+    with open_archive(first) as reader:
         assert reader.drain(1000) == MESSAGES
 
 
@@ -181,3 +200,22 @@ def test_names_in_a_store_follow_the_path_contract() -> None:
     assert remote_name("/a/v1", "/a/v1/szse/2026-01-02/2011") == "v1/szse/2026-01-02/2011"
     assert remote_name("/a", "/a/raw/v1/x/2026-01-02/raw") == "raw/v1/x/2026-01-02/raw"
     assert remote_name("/a", "/a/queue") == "queue"
+
+
+@pytest.mark.parametrize("length", [20_000, 300_000])
+def test_a_seek_among_large_messages_fetches_a_few_blocks(tmp_path: Path, length: int) -> None:
+    payloads = [random.Random(number).randbytes(length) for number in range(64_000_000 // length)]
+    with Queue.open_publisher(tmp_path, segment_size=80 << 20, fs=UnsyncedFs()) as writer:
+        for number, payload in enumerate(payloads):
+            writer.append(1, payload, FIRST_NS + number)
+        writer.append(1, bytes(70 << 20))
+    compress(tmp_path, 0)
+    with changing(UnsyncedFs(), str(tmp_path)):
+        RemoteTier(UnsyncedFs()).move(str(tmp_path), 0, f"file://{tmp_path}/bucket", "x")
+    for target in (0, len(payloads) // 2, len(payloads) - 1):
+        tier = RemoteTier(OsFs(), cache_directory=str(tmp_path / f"cache-{target}"))
+        with open_archive(f"file://{tmp_path}/bucket", remote=tier) as reader:
+            assert reader.seek_time(FIRST_NS + target)
+            found = reader.next()
+            assert found is not None and found.seq == target
+        assert tier.fetched_bytes < 5 << 20

@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 
 from everlog.archive.layout import (
     ArchiveMeta,
-    channel_directory,
     check_date,
     day_of,
     parse_directory,
@@ -148,7 +147,6 @@ def test_paths_follow_the_contract() -> None:
     assert symbol_code("BTC/USDT:PERP X") == "btc-usdt-perp-x"
     assert stream_directory("a", "b", "c", "2026-01-02", "trades") == "a/v1/b/c/2026-01-02/trades"
     assert raw_directory("a", "b", "2026-01-02") == "a/raw/v1/b/2026-01-02/raw"
-    assert channel_directory("a", "szse", "2026-01-02", "2011") == "a/v1/szse/2026-01-02/2011"
     assert parse_directory("/a/raw/v1/b/2026-01-02/raw") == ("b", None, "2026-01-02", "raw", True)
     assert parse_directory("/a/v1/szse/2026-01-02/2011") == ("szse", None, "2026-01-02", "2011", False)
     assert parse_directory("/somewhere/else") is None

@@ -10,8 +10,11 @@ from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
+import msgspec
 import pytest
 
+from everlog.pipeline.jobs.audit import AuditReport, StreamAudit
+from everlog.pipeline.jobs.audit_report import html_of
 from everlog.queue import Queue
 from tests.browser.axe import open_unguarded, scrolls_sideways, violations
 from tests.browser.devtools import Page
@@ -105,6 +108,25 @@ def test_every_page_of_the_console_passes_the_rules_and_fits_a_phone(
             page.size(*PHONE)
             found[f"{place}, phone"] = [*scrolls_sideways(page), *violations(page)]
         assert not listed(found), listed(found)
+
+
+@pytest.mark.parametrize("theme", ["light", "dark"])
+def test_the_page_of_an_audit_passes_the_rules_and_fits_a_phone(
+    page: Page, tmp_path: Path, theme: str
+) -> None:
+    sound = StreamAudit(
+        name="orders", instance="a" * 32, first_seq=1, last_seq=123_456_789, delivered=9, gap=1
+    )
+    missing = msgspec.structs.replace(sound, missing=2, missing_ranges=[(4, 5)])
+    (tmp_path / "audit.html").write_text(
+        html_of(AuditReport(table="records", place="/data/lakes/" + "long" * 30, streams=[sound, missing]))
+    )
+    page.prefer(theme)
+    open_unguarded(page, (tmp_path / "audit.html").as_uri())
+    assert violations(page) == []
+    page.size(*PHONE)
+    assert [*scrolls_sideways(page), *violations(page)] == []
+    page.complaints.clear()
 
 
 @pytest.fixture(scope="module")

@@ -59,6 +59,7 @@ def test_queues_show_writers_readers_and_messages(page: Page, tmp_path: Path) ->
         page.open(f"{server.url}/#/bus")
         page.until_text("streams/raw/binance/queue", "ev-rows")
         page.until_text("alive", "ev-rows")
+        page.until_text("30 messages", "ev-rows")  # the reader that is most behind
         page.click("ev-rows .row", "binance")
         page.until_text("50 messages", ".detail")
         page.until_text("30 messages", ".detail table")

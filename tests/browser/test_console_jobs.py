@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -105,6 +106,54 @@ def test_jobs_are_seen_by_state_with_their_attempts_and_failures_by_error(page: 
         width, content = shown_width(page)
         assert content <= width
         assert page.unnamed() == []
+        page.click("ev-job-queue table button", "Select")
+        page.until_text("50 jobs selected", "ev-job-queue")
+        page.until_text("delivery 1 by w1, ", ".detail")  # the first of them is opened
+        page.press("Escape")
+        page.click("ev-job-queue button", "Retry 50")
+        page.click("dialog button", "Retry")
+        page.until_text("50 jobs retried")
+        due = [
+            job["last_error"]["type"]
+            for job in client.ask("GET", "/topics/mails/jobs?state=failed&limit=200").json["jobs"]
+            if (job["run_at"] or 0) <= time.time() * 1000
+        ]
+        assert len(due) == 50
+        assert len(set(due)) == 1  # those of the other error still wait
+
+
+def test_the_oldest_ready_job_is_shown(page: Page, tmp_path: Path) -> None:
+    with running_server(tmp_path) as server, PlainClient(server.url) as client:
+        job_queue(client, 4)
+        page.open(f"{server.url}/#/jobs")
+        page.until("/\\d+ (s|min)/.test(document.querySelector('ev-rows .space .row')?.innerText)")
+        page.click("ev-jobs .row a", "mails")
+        page.until_text("oldest ", ".tiles")
+
+
+def test_an_answer_that_comes_after_another_view_was_chosen_is_not_shown_in_it(
+    page: Page, tmp_path: Path
+) -> None:
+    with running_server(tmp_path) as server, PlainClient(server.url) as client:
+        job_queue(client, 10)
+        page.open(f"{server.url}/#/jobs/mails")
+        page.until_text("40 jobs in this view", "ev-job-queue")
+        page.evaluate(
+            "{const real = window.fetch; window.held = []; window.fetch = async (...given) => {"
+            "const answer = await real(...given);"
+            "if (String(given[0]).includes('state=failed')) await new Promise((go) => held.push(go));"
+            "return answer; }; }"
+        )
+        page.click(".choice button", "failed")
+        page.until("held.length > 0")
+        page.click(".choice button", "delayed")
+        entries = "document.querySelector('ev-job-queue ev-rows').entries"
+        page.until(f"{entries}.length === 10 && {entries}[0].state === 'delayed'")
+        states = page.evaluate(
+            "(async () => { held.forEach((go) => go()); await new Promise((go) => setTimeout(go, 300));"
+            f"return {entries}.map((each) => each.state) }})()"
+        )
+        assert set(states) == {"delayed"}
 
 
 def test_100_000_jobs_are_retried_and_cancelled_with_progress(page: Page, tmp_path: Path) -> None:

@@ -30,6 +30,8 @@ BEST_BID = "document.querySelector('.market .tiles dd').innerText"
 def test_a_market_is_shown_live(page: Page, tmp_path: Path) -> None:
     queue = tmp_path / "bus" / "streams" / "raw" / "simulated" / "queue"
     simulated_queue(queue, symbols=3, seconds=60, rate=600, kinds="l2,trades", resting_orders=300)
+    with Queue.open_publisher(tmp_path / "bus" / "signals") as writer:  # listed before it, and without a book
+        writer.append(1, b"buy")
     with running_server(tmp_path, "--bus", tmp_path / "bus") as server:
         page.open(f"{server.url}/#/market")
         page.until_text("SIM0001 (simulated)", "select")

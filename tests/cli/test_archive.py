@@ -132,6 +132,28 @@ def test_tap_and_run_copy_once_or_until_a_signal(tmp_path: Path) -> None:
     assert [message.payload for message in read_all(tmp_path / "copy")] == [b"%d" % n for n in numbers]
 
 
+def test_a_day_that_is_over_is_archived_to_its_last_message(tmp_path: Path) -> None:
+    live, root = tmp_path / "live", tmp_path / "archive"
+    fill(live, 50)
+    with Queue.open_publisher(live, retention=False) as writer:
+        assert "writer" in error_of("run", live, root, "--venue", "x", "--once", "--seal")
+        writer.append(1, b"50", FIRST_NS + 50)
+    archive("run", live, root, "--venue", "x", "--once", "--seal")
+    assert "archived 0 segments" in archive("run", live, root, "--venue", "x", "--once", "--seal")
+    messages = archive("cat", root, "--json").splitlines()
+    assert [json.loads(line)["seq"] for line in messages] == list(range(51))
+    fill(live, 3)
+    assert archive_json("run", live, root, "--venue", "x", "--once", "--seal")["segments"] == 1
+    assert len(archive("cat", root, "--json").splitlines()) == 54
+
+
+def error_of(*arguments: object) -> str:
+    """The message of a command that fails."""
+    result = CliRunner().invoke(app, ["archive", *map(str, arguments)])
+    assert result.exit_code == 1
+    return result.stderr
+
+
 def stop(process: Started) -> None:
     process.process.send_signal(signal.SIGTERM)
     assert process.process.wait(60) == 0

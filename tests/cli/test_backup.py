@@ -12,8 +12,9 @@ import pytest
 
 from everlog.client import Client, NewRecord
 from everlog.objects import open_store
-from everlog.topics.storage.shipping import take_epoch
+from everlog.topics.storage.shipping import read_manifest, take_epoch
 from tests.support.command_lines import run, started
+from tests.support.files import tree
 from tests.support.processes import eventually
 from tests.support.server_processes import running_server
 
@@ -95,6 +96,60 @@ def test_a_directory_with_data_is_never_touched(tmp_path: Path, command: str) ->
     assert result.returncode == 1
     assert "is not empty" in result.stderr
     assert served(tmp_path) == [1]
+
+
+def test_a_takeover_that_cannot_be_done_leaves_the_primary_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    url = f"file://{tmp_path}/bucket"
+    full = tmp_path / "full"
+    full.mkdir()
+    (full / "file").write_text("mine")
+    monkeypatch.setenv("TOPICS_BACKUP_URL", url)
+    monkeypatch.setenv("TOPICS_ACK", "shipped")
+    with running_server(tmp_path) as server:
+        append(server.url, 1)
+        before = read_manifest(open_store(url))
+        assert "is not empty" in run("everlog", "promote", full, "--from", url).stderr
+        with started(
+            "everlog", "standby", tmp_path / "copy", "--from", url, "--port", "0", "--json"
+        ) as standby:
+            assert standby.line() == "{"
+            told = run("everlog", "promote", tmp_path / "copy", "--from", url).stderr
+            assert f"process {standby.process.pid} has" in told
+            assert standby.end(signal.SIGTERM)[0] == 0
+        assert read_manifest(open_store(url)) == before
+        append(server.url, 2)
+    assert "holds no backup" in run("everlog", "promote", tmp_path / "x", "--from", f"{url}/typo").stderr
+    assert not (tmp_path / "bucket" / "typo").exists() and not (tmp_path / "x").exists()
+
+
+def test_a_url_with_the_backup_of_another_directory_is_refused(tmp_path: Path) -> None:
+    url = f"file://{tmp_path}/bucket"
+    for name in ("one", "other"):
+        (tmp_path / name).mkdir()
+        with running_server(tmp_path / name) as server:
+            append(server.url, name)
+            server.stop()
+    first = run("everlog", "backup", tmp_path / "one" / "data", "--to", url)
+    assert first.returncode == 0, first.stderr
+    before = tree(tmp_path / "bucket")
+    refused = run("everlog", "backup", tmp_path / "other" / "data", "--to", url)
+    assert refused.returncode == 1 and "the backup of another data directory" in refused.stderr
+    assert tree(tmp_path / "bucket") == before
+    assert run("everlog", "backup", tmp_path / "one" / "data", "--to", url).returncode == 0
+    copy = tmp_path / "copy"
+    assert restored(copy, url) == ["one"]
+    assert run("everlog", "backup", copy / "data", "--to", url).returncode == 0, "a copy has the same topics"
+
+
+def test_what_has_nothing_to_ship_or_to_restore_changes_nothing(tmp_path: Path) -> None:
+    url = f"file://{tmp_path}/bucket"
+    (tmp_path / "empty").mkdir()
+    assert "no snapshot yet" in run("everlog", "backup", tmp_path / "empty", "--to", url).stderr
+    assert "holds no backup" in run("everlog", "restore", tmp_path / "x", "--from", url).stderr
+    assert "holds no backup" in run("everlog", "standby", tmp_path / "x", "--from", url).stderr
+    assert tree(tmp_path) == {"empty": None}
 
 
 def test_a_url_that_a_server_ships_to_is_not_taken_from_it(tmp_path: Path) -> None:

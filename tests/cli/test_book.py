@@ -13,7 +13,7 @@ import pytest
 from everlog.market.protocol import BookEventType, TypeId, crypto_market_id
 from everlog.queue import Queue
 from tests.support.book_twins import l2_record, l3_records
-from tests.support.command_lines import run, started
+from tests.support.command_lines import run_here, started
 
 BTC, ETH = crypto_market_id("BTCUSDT"), crypto_market_id("ETHUSDT")
 DIFF, SNAPSHOT = BookEventType.DIFF, BookEventType.SNAPSHOT
@@ -39,7 +39,7 @@ def queue(tmp_path: Path) -> Path:
 def test_top_writes_decimal_text_after_every_event_and_leaves_empty_sides_empty(
     queue: Path, tmp_path: Path
 ) -> None:
-    done = run("everlog", "book", "top", queue, "--csv", tmp_path / "top.csv")
+    done = run_here("book", "top", queue, "--csv", tmp_path / "top.csv")
     assert (done.returncode, done.stderr) == (0, "")
     assert (tmp_path / "top.csv").read_text().splitlines() == [
         HEADER,
@@ -51,7 +51,7 @@ def test_top_writes_decimal_text_after_every_event_and_leaves_empty_sides_empty(
 
 
 def test_top_of_one_symbol_every_k_events(queue: Path) -> None:
-    done = run("everlog", "book", "top", queue, "--symbol", "BTCUSDT", "--every", "2", "--csv", "-")
+    done = run_here("book", "top", queue, "--symbol", "BTCUSDT", "--every", "2", "--csv", "-")
     rows = list(csv.DictReader(io.StringIO(done.stdout)))
     assert [(row["seq"], row["symbol"], row["ask_price"]) for row in rows] == [("4", "BTCUSDT", "10.055")]
 
@@ -60,7 +60,7 @@ def test_top_of_single_orders(tmp_path: Path) -> None:
     records = l3_records([(1, 1, 1, 0, 0, 10, 5, 0), (1, 2, 2, 0, 0, 12, 6, 0), (2, 0, 1, 0, 0, 0, 2, 0)])
     with Queue.open_publisher(tmp_path / "q", segment_size=1 << 16) as writer:
         writer.append_array(TypeId.BOOK_EVENT, records)
-    done = run("everlog", "book", "top", tmp_path / "q", "--symbol", "000001", "--csv", "-")
+    done = run_here("book", "top", tmp_path / "q", "--symbol", "000001", "--csv", "-")
     assert [line.split(",", 3)[3] for line in done.stdout.splitlines()[1:]] == [
         "000001,10,5,,",
         "000001,10,5,12,6",
@@ -69,7 +69,7 @@ def test_top_of_single_orders(tmp_path: Path) -> None:
 
 
 def test_show_prints_a_ladder_for_each_market(queue: Path) -> None:
-    done = run("everlog", "book", "show", queue)
+    done = run_here("book", "show", queue)
     assert done.returncode == 0
     lines = [line.split() for line in done.stdout.splitlines()]
     assert ["ask", "10.055", "5"] in lines
@@ -78,7 +78,7 @@ def test_show_prints_a_ladder_for_each_market(queue: Path) -> None:
 
 
 def test_show_as_json(queue: Path) -> None:
-    done = run("everlog", "book", "show", queue, "--symbol", "ETHUSDT", "--json")
+    done = run_here("book", "show", queue, "--symbol", "ETHUSDT", "--json")
     (document,) = json.loads(done.stdout)
     assert (document["symbol"], document["bids"], document["asks"]) == ("ETHUSDT", [["7", "7"]], [["8", "8"]])
 
@@ -95,7 +95,7 @@ def test_watch_ends_quietly_by_a_signal(queue: Path) -> None:
 def simulated(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """What `everlog simulate` writes if nothing is said: every market has orders and price levels."""
     path = tmp_path_factory.mktemp("simulated") / "q"
-    done = run("everlog", "simulate", "--queue", path, "--symbols", "2", "--events", "2000")
+    done = run_here("simulate", "--queue", path, "--symbols", "2", "--events", "2000")
     assert done.returncode == 0, done.stderr
     return path
 
@@ -106,11 +106,11 @@ def simulated(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_a_market_with_orders_and_levels_is_shown_by_one_of_them(
     simulated: Path, chosen: tuple[str, ...], shown: str
 ) -> None:
-    done = run("everlog", "book", "show", simulated, "--json", *chosen)
+    done = run_here("book", "show", simulated, "--json", *chosen)
     assert (done.returncode, done.stderr) == (0, "")
     books = json.loads(done.stdout)
     assert [book["mode"] for book in books] == [shown, shown]
-    top = run("everlog", "book", "top", simulated, "--csv", "-", *chosen)
+    top = run_here("book", "top", simulated, "--csv", "-", *chosen)
     assert (top.returncode, top.stderr) == (0, "")
     rows = list(csv.DictReader(io.StringIO(top.stdout)))
     assert {row["symbol"] for row in rows} == {book["symbol"] for book in books}
@@ -128,15 +128,15 @@ def test_watch_shows_a_market_with_orders_and_levels(simulated: Path) -> None:
 
 def test_a_mode_that_is_not_in_the_queue_is_an_error_that_says_what_is(queue: Path) -> None:
     for more in (("show", queue), ("top", queue, "--csv", "-")):
-        done = run("everlog", "book", *more, "--mode", "l3")
+        done = run_here("book", *more, "--mode", "l3")
         assert done.returncode == 1
         assert "no events of l3 books are in this queue, but 4 of l2" in done.stderr
-    wrong = run("everlog", "book", "show", queue, "--mode", "l4")
+    wrong = run_here("book", "show", queue, "--mode", "l4")
     assert wrong.returncode == 1
     assert "'l4'; it must be l2 or l3" in wrong.stderr
 
 
 def test_a_path_without_a_queue_is_an_error(tmp_path: Path) -> None:
-    done = run("everlog", "book", "show", tmp_path / "none")
+    done = run_here("book", "show", tmp_path / "none")
     assert done.returncode == 1
     assert done.stderr.startswith("error: ")

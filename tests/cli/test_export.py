@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ import pyarrow.parquet as pq
 from typer.testing import CliRunner
 
 from everlog.cli import main
+from tests.support.command_lines import on_terminal
 from tests.support.import_runs import messages_of
 from tests.support.market_queues import DIFFS, SECOND_NS, START_NS, write_market_queue
 
@@ -37,6 +39,15 @@ def test_a_range_of_a_queue_becomes_a_file_and_a_file_a_queue(tmp_path: Path) ->
         assert len(file["data"]) > DIFFS
     shown = CliRunner().invoke(main.app, ["export", str(tmp_path / "q"), "--to", str(tmp_path / "x.csv")])
     assert shown.stdout == f"{len(messages_of(tmp_path / 'q'))} rows in {tmp_path / 'x.csv'}\n"
+
+
+def test_an_export_shows_how_many_rows_are_written_on_a_terminal(tmp_path: Path) -> None:
+    write_market_queue(str(tmp_path / "q"))
+    for source, to in (("q", "t.parquet"), ("q", "h.npz"), ("t.parquet", "back")):
+        more = ("--symbols", "7") if to == "h.npz" else ()
+        code, shown = on_terminal("everlog", "export", tmp_path / source, "--to", tmp_path / to, *more)
+        assert code == 0, shown
+        assert "exporting" in shown and re.search(r"[1-9][\d,]* rows", shown)
 
 
 def test_what_cannot_be_exported_is_refused(tmp_path: Path) -> None:

@@ -173,7 +173,7 @@ def test_a_plot_has_a_line_for_each_symbol_and_column(queues: tuple[Path, Path],
     ("arguments", "said"),
     [
         ([], "say where to"),
-        (["--out", "x.txt"], "a table is a file that ends with .parquet"),
+        (["--out", "x.txt"], "tables end with .parquet"),
         (["--out", "x.csv", "--every", "soon"], "write it like 100ms"),
         (["--out", "x.csv", "--features", "speed"], "unknown feature 'speed'"),
         (["--out", "x.csv", "--bars", "weight:1"], "it must be time:MS"),

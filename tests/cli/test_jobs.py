@@ -75,9 +75,9 @@ def test_queues_are_listed_and_logs_are_not(desk: Desk) -> None:
         {"queue": "ls.b", "ready": 0, "in_flight": 0, "dead_lettered": 0, "delayed": 0, "dead_letter": None},
     ]
     shown = desk.jobs("ls", "--prefix", "ls.").splitlines()
-    assert shown[0] == f"queues of {desk.jobs.url}"
+    assert shown[0] == f"job queues of {desk.jobs.url}"
     assert shown[2].split() == ["ls.a", "2", "1", "1", "0", "ls.dead"]
-    assert desk.jobs("ls", "--prefix", "none.") == f"no queues that begin with none. on {desk.jobs.url}\n"
+    assert desk.jobs("ls", "--prefix", "none.") == f"no job queues that begin with none. on {desk.jobs.url}\n"
 
 
 def test_peeking_claims_nothing(desk: Desk) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -45,6 +46,14 @@ def test_the_whole_command_line_has_every_noun() -> None:
     whole = main.typer.main.get_command(main.app)
     assert set(whole.commands) == set(main.NOUNS)  # type: ignore[attr-defined]
     assert not hasattr(main, "nothing")
+
+
+def test_help_begins_with_the_command_to_begin_with_and_keeps_what_belongs_together() -> None:
+    shown = run("everlog", "-h").stdout
+    nouns = [line.split()[1] for line in shown.splitlines() if re.match(r"│ [a-z]", line)]
+    assert nouns == list(main.NOUNS)
+    assert nouns[0] == "quickstart"
+    assert shown.index("─ Begin ") < shown.index("─ Market data ") < shown.index("─ Checks and copies ")
 
 
 def test_a_misspelt_noun_gets_a_suggestion() -> None:
@@ -123,6 +132,9 @@ def test_python_with_the_module_runs_the_same_commands() -> None:
         (("topic", "show", "--json"), "TOPIC"),
         (("topic", "read", "t", "--from", "x", "--json"), "--from"),
         (("nothing", "--json"), "nothing"),
+        (("topic", "read", "t", "--count", "few", "--json"), "'few' is not a whole number"),
+        (("top", "--json", "--rows", "0"), "'0' should be greater than or equal to 1"),
+        (("top", "--json", "--interval", "soon"), "'soon' is not a number"),
     ],
 )
 def test_wrong_usage_is_a_json_object_if_json_is_asked_for(words: tuple[str, ...], named: str) -> None:

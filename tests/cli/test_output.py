@@ -93,6 +93,25 @@ def test_on_a_narrow_terminal_a_table_becomes_fields_and_nothing_is_cut_off(
     ]
 
 
+def test_in_a_table_that_is_too_wide_long_names_go_on_in_the_next_line_and_numbers_stay_whole(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    name = "sensor-readings.building-7.floor-12.room-1234.temperature"
+    rows = [(name, "ephemeral", "1234567", "3.2 MiB"), ("orders", "disk", "1", "7 B")]
+    monkeypatch.setenv("COLUMNS", "60")
+    monkeypatch.setattr("sys.stdout", Screen())
+    print_table(Table("topics", ("topic", "class", "records behind>", "bytes>"), rows))
+    shown = re.sub(r"\x1b\[[0-9;]*m", "", sys.stdout.getvalue())  # type: ignore[attr-defined]
+    lines = shown.splitlines()
+    assert max(len(line) for line in lines) <= 60
+    first = next(place for place, line in enumerate(lines) if "sensor" in line)
+    assert lines[first].split()[1:] == ["ephemeral", "1234567", "3.2", "MiB"]
+    last = next(place for place, line in enumerate(lines) if "orders" in line)
+    assert "".join(line.split()[0] for line in lines[first:last]) == name
+    assert lines[last].split() == ["orders", "disk", "1", "7", "B"]
+    assert any(line.split() == ["records"] for line in lines)
+
+
 @given(st.text(min_size=1))
 def test_a_printable_word_never_holds_blanks_or_control_characters_unquoted(text: str) -> None:
     word = printable(text)

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import os
 import signal
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -47,6 +49,45 @@ def test_a_source_that_is_not_there_is_told_before_spark_starts(
     result = CliRunner().invoke(app, ["pipeline", *words, "--json"])
     assert result.exit_code == 1, result.output
     assert json.loads(result.stderr)["error"]["code"] == code
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("archive", "--queue", "queue", "--lake", "s4://bucket/lake"), "s4:// is not supported"),
+        (("archive", "--queue", "queue", "--lake", "lake", "--table", "../x"), "cannot be called '../x'"),
+        (("audit", "--queue", "queue", "--lake", "lake"), "there is no table 'records'"),
+        (("features", "--queue", "queue", "--lake", "lake", "--features", "no"), "unknown feature 'no'"),
+        (("repair", "--lake", "lake", "--table", "absent"), "there is no table 'absent'"),
+    ],
+)
+def test_a_lake_or_a_name_that_is_wrong_is_told_before_spark_starts(
+    words: tuple[str, ...], said: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("EVERLOG_URL", raising=False)
+    monkeypatch.setattr(everlog.pipeline, "spark_session", lambda **options: pytest.fail("Spark was started"))
+    Queue.open_publisher("queue", segment_size=1 << 20).close()
+    result = CliRunner().invoke(app, ["pipeline", *words])
+    assert result.exit_code == 1, result.output
+    (line,) = result.stderr.splitlines()
+    assert line.startswith("error: ") and said in line
+
+
+def test_a_master_that_is_none_is_one_line_that_names_the_flag(tmp_path: Path) -> None:
+    Queue.open_publisher(tmp_path / "queue", segment_size=1 << 20).close()
+    words = ["archive", "--queue", "queue", "--lake", "lake", "--master", "nonsense"]
+    done = subprocess.run(
+        [sys.executable, "-m", "everlog", "pipeline", *words],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=110,
+    )
+    assert done.returncode == 1
+    (line,) = [one for one in done.stderr.splitlines() if "error:" in one or "Traceback" in one]
+    assert line.startswith("error: Spark does not start with --master nonsense: ")
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])

@@ -5,6 +5,8 @@ from __future__ import annotations
 import signal
 from pathlib import Path
 
+import pytest
+
 from everlog import Client
 from tests.support.command_lines import run, started
 from tests.support.processes import eventually
@@ -39,12 +41,25 @@ def test_all_programs_run_until_the_command_is_stopped(tmp_path: Path) -> None:
             line = command.line()
             name, _, rest = line.partition("|") if "|" in line else line.partition("  ")
             seen.add(name.strip())
-            url = rest.strip() if name.strip() == "server" and rest.strip().startswith("http") else url
+            url = rest.strip().rstrip("/") if name.strip() == "console" else url
         with Client(url) as client:
             eventually("the consumer commits", lambda: client.consumer("orders", "totals").cursor > 0)
         code, _, _ = command.end(signal.SIGINT)
     assert code == 0
     assert (folder / "data").is_dir()
+
+
+def test_the_console_is_opened_in_the_browser_if_asked_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    browser = tmp_path / "browser"
+    browser.write_text(f'#!/bin/sh\necho "$1" > {tmp_path}/opened\n')
+    browser.chmod(0o755)
+    monkeypatch.setenv("BROWSER", str(browser))
+    ended = run("everlog", "quickstart", tmp_path / "new", "--port", 0, "--seconds", 1, "--open")
+    assert ended.returncode == 0
+    opened = (tmp_path / "opened").read_text().strip()
+    assert f"console  {opened}\n" in ended.stdout
 
 
 def test_a_program_that_fails_ends_the_command_with_its_name(tmp_path: Path) -> None:

@@ -34,6 +34,7 @@ def test_snapshots_are_written_listed_and_kept(tmp_path: Path) -> None:
     assert queue_json("snapshotter", tmp_path, *arguments)["snapshots"] == 0
     queue_json("snapshotter", tmp_path, "--market", "seven", code=1)
     queue_json("snapshotter", tmp_path / "nothing", "--once", code=1)
+    queue_json("snapshots", tmp_path / "nothing", code=1)
 
 
 def test_the_other_name_takes_its_own_options(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

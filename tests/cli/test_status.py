@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import signal
 from collections.abc import Iterator
 
@@ -10,7 +11,7 @@ import pytest
 
 from everlog import Client
 from everlog.api_types import NewRecord, TopicSummary
-from everlog.cli.status import Sample, rates
+from everlog.cli.status import Sample, rates, top_command
 from tests.support.command_lines import run, started
 from tests.support.server_processes import running_server
 
@@ -73,6 +74,22 @@ def test_top_shows_job_queues_and_consumers_that_are_behind(url: str) -> None:
             assert line["queues"][0]["queue"] == "top.jobs"
             assert line["consumers"][0]["lag_records"] == 2
             top.end(signal.SIGINT)
+
+
+def test_top_shows_no_more_rows_than_its_terminal_has_room_for(
+    url: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with Client(url) as client:
+        for number in range(40):
+            client.append(f"room.{number:02}", 1)
+        client.put_consumer("room.00", "late", start="earliest")
+    monkeypatch.setenv("COLUMNS", "80")
+    monkeypatch.setenv("LINES", "24")
+    monkeypatch.setattr("sys.stdout.isatty", lambda: True)
+    top_command(url, interval_s=0.1, count=1)
+    shown = capsys.readouterr().out
+    assert 15 <= len(shown.splitlines()) <= 24
+    assert re.search("late +room.00 +1", shown)
 
 
 def test_rates_count_new_topics_from_their_start_and_never_go_below_zero() -> None:

@@ -66,11 +66,15 @@ def test_the_list_is_a_table_of_what_is_there(topic: TopicCommands) -> None:
     topic("create", "list.two", "--type", "queue", "--durability", "fsync")
     shown = topic("ls", "--prefix", "list.").splitlines()
     assert shown[0] == f"topics of {topic.url}"
-    assert shown[1].split() == ["topic", "type", "class", "head", "earliest", "records", "bytes", "priority"]
+    assert shown[1].split() == ["topic", "type", "class", "head", "earliest", "records", "bytes"]
     assert [line.split()[:8] for line in shown[2:]] == [
         ["list.one", "log", "disk", "2", "1", "2", "2", "B"],
         ["list.two", "queue", "fsync", "0", "1", "0", "0", "B"],
     ]
+    topic("create", "list.three", "--config", '{"priority":3}')
+    head, *rows = (line.split() for line in topic("ls", "--prefix", "list.").splitlines()[1:])
+    assert head[-1] == "priority"
+    assert [row[-1] for row in rows] == ["B", "3", "B"]  # 0 is left out
     assert topic("ls", "--prefix", "none.") == f"no topics that begin with none. on {topic.url}\n"
 
 

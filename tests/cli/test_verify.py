@@ -49,10 +49,9 @@ def test_a_damaged_record_is_shown_with_exit_code_1(tmp_path: Path, damaged: Pat
     assert str(damaged) in shown
 
 
-def test_without_the_cold_directory_only_the_data_directory_is_looked_at(
-    tmp_path: Path, damaged: Path
-) -> None:
-    assert damaged.name not in everlog_verify(tmp_path / "data")
+def test_without_the_cold_directory_the_segments_in_it_count_as_missing(tmp_path: Path) -> None:
+    shown = everlog_verify(stopped_directory(tmp_path), code=1)
+    assert "name the cold directory if there is one" in shown
 
 
 def test_notes_alone_give_exit_code_0(tmp_path: Path) -> None:

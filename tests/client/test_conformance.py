@@ -15,11 +15,15 @@ from types import ModuleType
 import pytest
 
 from tests.conformance import (
+    test_addition_scopes,
     test_append,
+    test_consumer_rules,
     test_consumers,
     test_delete,
     test_diff,
+    test_filters,
     test_idempotency,
+    test_job_rules,
     test_jobs,
     test_queue,
     test_routers,
@@ -28,16 +32,18 @@ from tests.conformance import (
     test_topics,
 )
 from tests.conformance.conftest import api, nothing_goes_wrong_inside, server
+from tests.conformance.test_addition_scopes import guarded
 from tests.conformance.test_queue import queue, restarted
 from tests.support.client_faces import ClientOfCases
 from tests.support.http_cases import RunningServer
 
 MODULES = (
     *(test_append, test_consumers, test_delete, test_diff, test_idempotency, test_queue, test_routers),
-    *(test_jobs, test_schedules, test_summaries, test_topics),
+    *(test_jobs, test_job_rules, test_schedules, test_summaries, test_topics, test_addition_scopes),
+    *(test_consumer_rules, test_filters),
 )
 NEEDS_THE_SOCKET = ".http."
-FIXTURES = (api, nothing_goes_wrong_inside, queue, restarted, server)
+FIXTURES = (api, guarded, nothing_goes_wrong_inside, queue, restarted, server)
 
 
 def cases_of(module: ModuleType) -> dict[str, Callable[..., None]]:

@@ -160,6 +160,27 @@ def test_a_read_is_a_data_frame(url: str) -> None:
     assert len(Records("t", diff.records, 0, 2, 2).to_pandas()) == 2
 
 
+def test_a_topic_is_a_data_frame_beyond_one_page_and_never_without_its_gaps(url: str) -> None:
+    with Client(url) as client:
+        client.append_many("whole", [NewRecord(number) for number in range(25)])
+        reading = client.read("whole", limit=10)
+        assert repr(reading).startswith("<records of 'whole'")
+        assert "&lt;records of" in reading._repr_html_()
+        assert next(reading).seq == 1
+        assert reading.to_pandas()["seq"].tolist() == list(range(2, 26))
+        assert len(client.read("whole", limit=10).to_polars()) == 25
+        assert [record.seq for record in client.read("whole", start=24)] == [24, 25]
+        client.put_topic("whole", {"cap_records": 5})
+        with pytest.raises(everlog.RecordsLost):
+            client.read("whole", start=1).to_pandas()
+        with pytest.raises(everlog.InvalidRequest, match="no rows for gaps"):
+            client.read("whole", start=1, gaps="yield").to_pandas()
+        following = client.read("whole", follow=True)
+        assert next(following).seq == 21
+        following.close()
+        assert list(following) == []
+
+
 def test_a_record_shows_what_it_has() -> None:
     assert repr(Record(7, 1000, {"a": 1})) == "Record(seq=7, ts_ms=1000, data={'a': 1})"
     assert "tag='x'" in repr(Record(7, 1000, 1, tag="x"))

@@ -23,6 +23,7 @@ from hypothesis import strategies as st
 from everlog import tracing
 from everlog.client import ApiFailed, Client, DeadLetter, Job, NewRecord, RetryPolicy, Worker
 from everlog.client.handlers import CallNext, error_of
+from everlog.clock import SystemClock
 from everlog.errors import InvalidConfig
 from tests.client import process_handlers
 from tests.support.http_cases import PATIENCE_S, wait_for
@@ -192,6 +193,20 @@ def test_stop_finishes_what_runs_and_takes_nothing_more(plain: Client) -> None:
     worker.join()
     assert worker.done == 1
     wait_for(lambda: counts_of(plain) == (2, 0))  # what was pushed meanwhile is back
+
+
+def test_a_signal_in_the_middle_of_a_wait_stops_a_worker_that_claims() -> None:
+    class InterruptedClock(SystemClock):
+        def wait(self, event: threading.Event, timeout_ns: int) -> bool:
+            with event._cond:  # type: ignore[attr-defined]  # as `threading.Event` does while it waits
+                signal.raise_signal(signal.SIGTERM)
+            return super().wait(event, timeout_ns)
+
+    client = Client("http://127.0.0.1:9", retry=RetryPolicy(deadline_s=0))
+    worker = Worker(client, "q", push=False, clock=InterruptedClock())
+    worker.handler(lambda job: None)
+    worker.run()
+    assert worker.done == 0
 
 
 def test_a_stopping_worker_keeps_no_jobs_from_others(plain: Client) -> None:

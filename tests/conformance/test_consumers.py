@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import time
 from typing import Any
 
 import pytest
 
-from tests.support.http_cases import Api, Reply
+from tests.support.http_cases import Api, Reply, RunningServer
 
 ROOT = "/v0/topics/orders"
 STATE_FIELDS = {
@@ -167,3 +168,28 @@ def test_a_read_begins_with_the_first_record_of_a_time(api: Api) -> None:
     assert (seqs(late), late.json["next_from_seq"]) == ([], 3)
     both = ask(api, "POST", "/diff", {"from_time_ms": 0, "from_seq": 0})
     refused(both, 400, "invalid_request")
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "body", "answer"),
+    [
+        ("DELETE", "", None, (404, "consumer_not_found")),
+        ("POST", "/acquire", {"owner": "next"}, (409, "fenced")),
+        ("POST", "/reset", {"to": {"seq": 2}}, (200, [2, 3])),
+    ],
+)
+def test_a_read_that_waits_hears_at_once_what_becomes_of_its_consumer(
+    server: RunningServer, api: Api, method: str, path: str, body: object, answer: tuple[int, object]
+) -> None:
+    put_records(api, 3)
+    ask(api, "PUT", "/consumers/c", {"start": "latest"})
+    began_s = time.monotonic()
+    reading = server.background(server.api(), lambda other: post(other, "c/read", wait_ms=30_000))
+    server.until_parked("orders")
+    assert ask(api, method, f"/consumers/c{path}", body).status == 200
+    reply = reading.result()
+    assert time.monotonic() - began_s < 15
+    if reply.status == 200:
+        assert (200, seqs(reply)) == answer
+    else:
+        assert (reply.status, reply.json["error"]["code"]) == answer

@@ -147,7 +147,11 @@ def test_loopback_names_are_answered(api: Api, host: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "host", ["evil.example", "evil.example:4000", "127.0.0.1.evil.example", "10.0.0.1", "", "[x"]
+    "host",
+    [
+        *("evil.example", "evil.example:4000", "127.0.0.1.evil.example", "10.0.0.1", "", "[x", "[::1]x"),
+        *("127.0.0.1:80@evil.example", "localhost:80, evil.example", "localhost:80:80", "localhost:http"),
+    ],
 )
 @pytest.mark.parametrize("path", ["/v0/topics", "/v0/health", "/v0/metrics", "/nothing", "/v0/ws"])
 def test_a_request_to_another_host_is_misdirected(api: Api, host: str, path: str) -> None:

@@ -349,3 +349,24 @@ def test_dead_letters_are_brought_back(api: Api) -> None:
     assert all(job["meta"] == {"$redriven_from": "dead"} for job in jobs)
     assert taken(api.state("dead"))["count"] == 0
     assert_error(post(api, "redrive", "absent"), 404, "topic_not_found")
+
+
+def test_a_full_job_queue_takes_what_fits_of_the_letters(api: Api) -> None:
+    made(api, 0, cap_records=2, discard="reject")
+    letter = {"tag": "a", "meta": {"$dead_letter_from": "q"}}
+    api.append("dead", [{"data": number, **letter} for number in range(5)])
+    wanted = ["and", ["tag", "Eq", "a"], ["data", "Ge", 1]]
+    assert taken(post(api, "redrive", "dead", filter=wanted)).items() >= {"moved": 2, "left": 2}.items()
+    assert [job["data"] for job in taken(api.claim("q", max=9))["claimed"]] == [1, 2]
+    assert_error(post(api, "redrive", "dead"), 422, "topic_full", topic="q", cap_records=2, head_seq=2)
+    assert taken(api.state("dead"))["count"] == 3
+
+
+def test_jobs_are_brought_back_to_a_job_queue_only(api: Api) -> None:
+    made(api, 0)
+    api.put("log")
+    api.append("dead", [{"data": 1, "meta": {"$dead_letter_from": "log"}}])
+    assert taken(post(api, "redrive", "dead")).items() >= {"moved": 0, "left": 1}.items()
+    assert_error(post(api, "redrive", "dead", to="log"), 409, "not_a_queue", topic="log")
+    assert_error(post(api, "redrive", "dead", to="absent"), 404, "topic_not_found", topic="absent")
+    assert taken(post(api, "redrive", "dead", to="q"))["queues"] == {"q": 1}

@@ -20,6 +20,7 @@ from tests.support.http_cases import (
     settings_of,
     taken,
 )
+from tests.support.processes import eventually
 
 CLASSES = ("ephemeral", "memory", "disk", "fsync")
 
@@ -39,6 +40,7 @@ def test_a_stop_and_a_start_keep_everything_but_ephemeral_records(tmp_path: Path
         before = {name: server.api().diff(name, include_tags=True).json["records"] for name in CLASSES}
     with running(memory=False, data_dir=str(tmp_path)) as server:
         api = server.api()
+        eventually("memory topics are loaded", lambda: api.diff("memory").status != 503)
         for name in CLASSES:
             state = taken(api.state(name))
             assert (state["config"]["durability"], state["config"]["priority"]) == (name, 7)

@@ -9,7 +9,9 @@ from pathlib import Path
 from typing import Any
 
 import yaml
+from typer.main import get_command
 
+from everlog.cli.main import app
 from everlog.cli.serve import CORRUPT_EXIT_CODE, SETTINGS_EXIT_CODE
 from everlog.server.settings import ServerSettings
 
@@ -71,6 +73,20 @@ def test_a_restart_is_not_tried_where_it_cannot_help() -> None:
     codes = {int(code) for code in unit["Service"]["RestartPreventExitStatus"].split()}
     assert codes == {SETTINGS_EXIT_CODE, CORRUPT_EXIT_CODE}
     assert unit["Service"]["ExecStart"].endswith(" serve --config /etc/everlog/server.toml")
+
+
+def test_every_unit_runs_a_command_that_exists_with_options_that_it_has() -> None:
+    units = sorted((DEPLOY / "systemd").glob("*.service"))
+    assert len(units) >= 7
+    for path in units:
+        (line,) = re.findall(r"^ExecStart=/opt/everlog/bin/everlog (.+)$", path.read_text(), re.MULTILINE)
+        command: Any = get_command(app)
+        words = line.split()
+        while hasattr(command, "commands"):
+            command = command.commands[words.pop(0)]
+        known = {name for parameter in command.params for name in parameter.opts}
+        assert {word for word in words if word.startswith("-")} <= known, path.name
+        assert path.stem in (DEPLOY / "README.md").read_text(), path.name
 
 
 def test_every_variable_of_the_image_is_a_setting() -> None:

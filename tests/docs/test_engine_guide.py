@@ -26,7 +26,14 @@ SHARDS_DEFAULT = "processors, at most 8"
 
 # Raised by parts of everlog that have no guide of this kind.
 NOT_IN_A_GUIDE = {"BookGap", "DataLost", "InvalidPartition", "InvalidSource", "LateData", "SnapshotGap"}
-NOT_IN_A_GUIDE |= {"ObjectChanged", "ObjectExists", "ObjectNotFound", "ObjectStoreFailed", "Superseded"}
+NOT_IN_A_GUIDE |= {
+    "ObjectChanged",
+    "ObjectExists",
+    "ObjectNotFound",
+    "ObjectTooShort",
+    "ObjectStoreFailed",
+    "Superseded",
+}
 
 
 def rows_of(text: str) -> list[tuple[str, str]]:

@@ -26,6 +26,16 @@ def test_every_page_is_in_the_navigation_once() -> None:
     assert sorted(listed) == sorted(str(path.relative_to(DOCS)) for path in DOCS.rglob("*.md"))
 
 
+def test_every_picture_is_shown_on_a_page() -> None:
+    pages = [(path.parent, path.read_text(encoding="utf-8")) for path in DOCS.rglob("*.md")]
+    shown = {
+        (folder / name).resolve()
+        for folder, text in pages
+        for name in re.findall(r"\]\(([^)]+\.png)\)", text)
+    }
+    assert shown == set(DOCS.rglob("*.png"))
+
+
 def test_every_decision_is_in_the_list_of_decisions() -> None:
     index = (DOCS / "internals" / "index.md").read_text(encoding="utf-8")
     listed = re.findall(r"\]\(adr/([^)]+)\)", index)

@@ -36,6 +36,7 @@ NOT_OF_THE_QUEUE = {
     "Superseded",
     "ObjectExists",
     "ObjectNotFound",
+    "ObjectTooShort",
     "ObjectStoreFailed",
     "InvalidPartition",
     "InvalidRecord",

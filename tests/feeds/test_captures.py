@@ -105,6 +105,7 @@ def test_several_symbols_find_their_snapshots_by_update_id(tmp_path: Path) -> No
 
 def test_frames_that_are_missing_twice_or_unreadable_are_counted(tmp_path: Path) -> None:
     frames = [
+        diff("AUSDT", 1, 4),
         diff("AUSDT", 5, 9),
         rest(7),
         diff("AUSDT", 5, 9),
@@ -114,6 +115,7 @@ def test_frames_that_are_missing_twice_or_unreadable_are_counted(tmp_path: Path)
     result = import_capture(tmp_path / "queue", capture_file(tmp_path, *enumerate(frames)))
     text = " ".join(result.notes)
     assert result.entry.gaps == 2
+    assert "1 updates are older than the book of REST" in text
     assert "1 frames could not be decoded" in text and "1 updates and trades were there twice" in text
 
 

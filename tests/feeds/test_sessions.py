@@ -7,14 +7,15 @@ from typing import Any
 
 import msgspec
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from everlog.feeds.encoding import FeedGap, SymbolEncoder
+from everlog.feeds.encoding import PACKED_LEVEL, BadNumber, FeedGap, SymbolEncoder
 from everlog.feeds.session import BUFFER_MAX, FeedSession, Flagged
 from everlog.feeds.venues import VENUES
 from everlog.market.protocol import BOOK_EVENT_HEADER, BookEventType, MessageFlags, TypeId
 from everlog.market.views import BookEventView
+from everlog.native.market.events import pack_levels
 from tests.support.effort import effort
 from tests.support.feed_runs import FedBooks, sides_of
 
@@ -72,7 +73,8 @@ def test_diffs_wait_for_the_snapshot_and_older_ones_are_dropped() -> None:
     assert kinds(messages) == ["snapshot", "diff"]
     flags = [flag for *_, flag in messages]
     assert [bool(flag & MessageFlags.LAST_OF_EVENT) for flag in flags] == [False, True]
-    assert one.symbols[SYMBOL].counts["repeated"] == 2
+    counts = one.symbols[SYMBOL].counts
+    assert (counts["superseded"], counts["repeated"]) == (2, 0)
     assert kinds(one.frame(diff(7, 7), 10)) == ["diff"]
 
 
@@ -217,14 +219,53 @@ short_texts = decimal_texts.map(lambda text: text.rstrip("0").rstrip(".") or "0"
 @settings(max_examples=effort(100))
 def test_numbers_keep_every_digit(levels: list[Level]) -> None:
     encoder = SymbolEncoder(1, SYMBOL, 0)
-    numbers, _ = encoder.sides(levels, [])
-    for at, (price, size) in enumerate(levels):
-        for text, value, scale in (
-            (price, numbers[2 * at], encoder.price_scale),
-            (size, numbers[2 * at + 1], encoder.size_scale),
-        ):
+    packed, _ = encoder.sides(levels, [])
+    for (price, size), numbers in zip(levels, PACKED_LEVEL.iter_unpack(packed), strict=True):
+        for text, value, scale in zip((price, size), numbers, encoder_scales(encoder), strict=True):
             whole, _, fraction = text.partition(".")
             assert value == int(whole + fraction.ljust(scale, "0"))
+
+
+def encoder_scales(encoder: SymbolEncoder) -> tuple[int, int]:
+    return encoder.price_scale, encoder.size_scale
+
+
+odd_texts = (
+    decimal_texts
+    | st.text("0123456789.-+ e\u0661", max_size=24)
+    | st.sampled_from(
+        [
+            "18446744073709551615",
+            "18446744073709551616",
+            "-9223372036854775807",
+            "9223372036854775808",
+            ".5",
+            "5.",
+        ]
+    )
+)
+
+
+@example([("0", "1"), (".00000000000000000000", "1")], 0, 0)
+@given(st.lists(st.tuples(odd_texts, odd_texts), max_size=3), st.integers(0, 18), st.integers(0, 18))
+@settings(max_examples=effort(500))
+def test_packed_levels_are_those_of_the_plain_rule_or_refused_like_it(
+    levels: list[Level], price_scale: int, size_scale: int
+) -> None:
+    encoder = SymbolEncoder(1, SYMBOL, 0)
+    encoder.price_scale, encoder.size_scale = price_scale, size_scale
+    try:
+        plain = encoder._plainly(levels)
+    except BadNumber:
+        with pytest.raises(BadNumber):
+            encoder.sides(levels, [])
+        return
+    found = pack_levels(levels, price_scale, size_scale)
+    assert found is not None or any(price.startswith("-") for price, _ in levels)
+    if found is not None and found[1] <= price_scale and found[2] <= size_scale:
+        assert found == plain
+    assert encoder.sides(levels, [])[0] == plain[0]
+    assert encoder_scales(encoder) == (max(price_scale, plain[1]), max(size_scale, plain[2]))
 
 
 @given(
@@ -267,3 +308,14 @@ def test_subscriptions_of_a_venue_are_one_json_document_a_frame(name: str) -> No
     frames = venue.subscriptions(["A-B"], ["book", "trades"]) + venue.renewals("A-B")
     assert all(isinstance(json.loads(frame), dict) for frame in frames)
     assert frames or venue.path(["A-B"], ["book"])
+
+
+def test_levels_that_are_no_text_are_a_gap_of_their_symbol_and_the_session_goes_on() -> None:
+    one = FeedSession(VENUES["kraken"](), ["XBT/USD", "ETH/USD"])
+    for symbol in ("XBT/USD", "ETH/USD"):
+        opening = {"as": [["2.0", "1.00", "1.0"]], "bs": [["1.0", "1.00", "1.0"]]}
+        assert kinds(one.frame(msgspec.json.encode([1, opening, "book-1000", symbol]), 1)) == ["snapshot"]
+    bad = msgspec.json.encode([1, {"b": [[1, 2, "1.0"]]}, "book-1000", "XBT/USD"])
+    assert [gap.symbol for gap in gaps_of(one.frame(bad, 2))] == ["XBT/USD"]
+    good = msgspec.json.encode([1, {"b": [["1.5", "1.00", "1.0"]]}, "book-1000", "ETH/USD"])
+    assert kinds(one.frame(good, 3)) == ["diff"]

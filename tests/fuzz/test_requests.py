@@ -21,6 +21,7 @@ from everlog.server.errors import ApiError
 from everlog.server.http_exchange import HttpLimits, Refusal, Request, Targets
 from everlog.server.http_reading import RequestReader
 from everlog.server.socket_commands import BadCommand, decode_command
+from everlog.topics.config import MAX_RECORDS_PER_APPEND
 from tests.support.fuzzing import fuzz, mutated
 from tests.support.request_samples import INTERESTING, REQUESTS, SOCKET_MESSAGES
 
@@ -77,7 +78,7 @@ def test_a_scanned_body_has_the_records_that_the_full_decoder_finds() -> None:
     def check(rng: random.Random) -> None:
         body = mutated(rng, BODIES, INTERESTING)
         json_fault(body, MAX_NESTING)
-        scanned = scan_append(body, MAX_NESTING)
+        scanned = scan_append(body, MAX_NESTING, MAX_RECORDS_PER_APPEND)
         if scanned is None:
             return
         records, key, create = scanned

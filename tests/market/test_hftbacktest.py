@@ -8,8 +8,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from everlog.errors import InvalidConfig, Unsupported
-from everlog.market import hftbacktest as export
+from everlog.errors import InvalidConfig
+from everlog.market import hftbacktest
+from everlog.market import hftbacktest_rows as export
 from everlog.market.books import L2Book
 from everlog.market.protocol import TRADE, BookEventType, MessageFlags, TypeId
 from everlog.market.replay import Replay
@@ -54,7 +55,7 @@ def write(
 
 def test_the_book_of_a_simulated_market_is_the_same_there(tmp_path: Path) -> None:
     simulated_queue(tmp_path / "q", symbols=1, seconds=0.2, rate=20_000, kinds="l2,trades")
-    rows = export.to_hftbacktest([Replay(str(tmp_path / "q"))])
+    rows = hftbacktest.to_hftbacktest([Replay(str(tmp_path / "q"))])
     assert (rows["ev"] & 0xFF == export.TRADE_EVENT).any()
     for flag in (export.EXCH_EVENT, export.LOCAL_EVENT):
         assert depth_of(rows, flag) == book_of(tmp_path / "q")
@@ -73,7 +74,7 @@ def test_levels_that_a_snapshot_or_a_reset_takes_away_are_set_to_0(tmp_path: Pat
             (BookEventType.DIFF, [(7, 700)], [], BEGIN_NS + 4, BEGIN_NS + 4),
         ],
     )
-    rows = export.to_hftbacktest([Replay(str(tmp_path))])
+    rows = hftbacktest.to_hftbacktest([Replay(str(tmp_path))])
     assert depth_of(rows, export.LOCAL_EVENT) == ({0.7: 7.0}, {})
     of_second = rows[rows["local_ts"] == BEGIN_NS + 2]
     assert sorted((row["px"], row["qty"]) for row in of_second) == [
@@ -92,7 +93,7 @@ def test_times_of_the_exchange_that_go_back_make_a_row_for_each_reader(tmp_path:
         tmp_path,
         [(BookEventType.DIFF, [(5 + n, 1)], [], local, exch) for n, (local, exch) in enumerate(stamps)],
     )
-    rows = export.to_hftbacktest([Replay(str(tmp_path))])
+    rows = hftbacktest.to_hftbacktest([Replay(str(tmp_path))])
     exch, local = rows["ev"] & export.EXCH_EVENT != 0, rows["ev"] & export.LOCAL_EVENT != 0
     assert rows["exch_ts"][exch].tolist() == sorted(exchange for _, exchange in stamps)
     assert rows["local_ts"][local].tolist() == [local_ns for local_ns, _ in stamps]
@@ -107,7 +108,7 @@ def test_trades_have_the_side_of_the_taker_or_none(tmp_path: Path) -> None:
             data = trade.view(np.uint8)
             ends, stamps = np.array([64], np.uint64), np.array([BEGIN_NS], np.uint64)
             writer.append_packed(TypeId.TRADE, data, ends, stamps, np.array([flags], np.uint16))
-    rows = export.to_hftbacktest([Replay(str(tmp_path))])
+    rows = hftbacktest.to_hftbacktest([Replay(str(tmp_path))])
     sides = rows["ev"] & (export.BUY_EVENT | export.SELL_EVENT)
     assert sides.tolist() == [export.SELL_EVENT, export.BUY_EVENT, 0]
     assert rows["exch_ts"].tolist() == [BEGIN_NS] * 3
@@ -118,7 +119,7 @@ def test_hftbacktest_itself_loads_the_file_and_has_the_same_book(tmp_path: Path)
     assert export.EVENT.fields is not None
     simulated_queue(tmp_path / "q", symbols=1, seconds=0.1, rate=20_000, kinds="l2,trades")
     path = str(tmp_path / "events.npz")
-    export.write_npz([Replay(str(tmp_path / "q"))], path)
+    hftbacktest.write_npz([Replay(str(tmp_path / "q"))], path)
     with np.load(path) as file:
         rows = file["data"]
     assert rows.dtype == hft.event_dtype
@@ -147,11 +148,23 @@ def test_hftbacktest_itself_loads_the_file_and_has_the_same_book(tmp_path: Path)
     simulation.close()
 
 
-def test_several_markets_and_orders_are_refused(tmp_path: Path) -> None:
+def test_several_markets_and_both_kinds_of_book_are_refused(tmp_path: Path) -> None:
     write_market_queue(str(tmp_path / "two"))
     with pytest.raises(InvalidConfig, match="of one market"):
-        export.to_hftbacktest([Replay(str(tmp_path / "two"))])
-    assert len(export.to_hftbacktest([Replay(str(tmp_path / "two")).symbols("7")]))
-    simulated_queue(tmp_path / "l3", symbols=1, seconds=0.01, rate=10_000, kinds="l3")
-    with pytest.raises(Unsupported, match="single orders"):
-        export.to_hftbacktest([Replay(str(tmp_path / "l3"))])
+        hftbacktest.to_hftbacktest([Replay(str(tmp_path / "two"))])
+    assert len(hftbacktest.to_hftbacktest([Replay(str(tmp_path / "two")).symbols("7")]))
+    simulated_queue(tmp_path / "both", symbols=1, seconds=0.2, rate=20_000, kinds="l2,l3")
+    with pytest.raises(InvalidConfig, match="one of them"):
+        hftbacktest.to_hftbacktest([Replay(str(tmp_path / "both"))])
+    Queue.open_publisher(tmp_path / "none").close()
+    assert not len(hftbacktest.to_hftbacktest([Replay(str(tmp_path / "none"))]))
+
+
+def test_a_time_range_begins_with_the_levels_of_its_start(tmp_path: Path) -> None:
+    simulated_queue(tmp_path / "q", symbols=1, seconds=0.2, rate=20_000, kinds="l2,trades")
+    replay = Replay(str(tmp_path / "q"))
+    times = np.concatenate([some.timestamp_ns.copy() for some in replay.batches()])
+    start_ns = int(times[len(times) // 2])
+    rows = hftbacktest.to_hftbacktest([replay.between(start_ns, 2**63)])
+    assert rows["local_ts"].min() >= start_ns
+    assert depth_of(rows, export.LOCAL_EVENT) == book_of(tmp_path / "q")

@@ -8,6 +8,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from typer.testing import CliRunner
 
@@ -16,7 +17,8 @@ from everlog.errors import InvalidSource
 from everlog.market.importing import ImportRequest, import_files
 from everlog.market.protocol import BookEventType, TypeId
 from everlog.market.venues.archives import open_members
-from everlog.market.venues.interface import ImportOptions
+from everlog.market.venues.csv_blocks import RowBlock
+from everlog.market.venues.interface import ImportContext, ImportOptions, Rejects, Tally, TimeOrder
 from everlog.queue import Queue
 from tests.market.venues.dbn_files import F_LAST, F_SNAPSHOT, START_NS, dbn_file, mbo, order
 from tests.market.venues.szse_day import SzseDay
@@ -60,6 +62,43 @@ def test_a_repeated_block_of_a_real_lobster_file_is_refused_or_counted(tmp_path:
     assert sum(map(len, blocks)) == 4000
     assert tally.unordered == sum(line.split(",")[0] < lines[1999].split(",")[0] for line in lines[1000:])
     assert run_importer("lobster", [lobster_file(tmp_path, lines)]).tally.unordered == 0
+
+
+@pytest.mark.parametrize("kind", [1, 2, 3, 4])
+def test_a_repeated_lobster_row_of_one_time_is_refused_or_counted(tmp_path: Path, kind: int) -> None:
+    row, other = f"34200.5,{kind},11,18,5853300,1", "34200.5,1,12,18,5853300,1"
+    path = lobster_file(tmp_path, ["34200.1,1,11,80,5853300,1", row, other, row, "34201,5,0,5,5853300,1"])
+    with pytest.raises(InvalidSource, match=r":4: time is that of an equal row: .*--allow-unordered"):
+        run_importer("lobster", [path])
+    blocks, tally = run_importer("lobster", [path], ALLOWED)
+    assert (sum(map(len, blocks)), tally.unordered) == (5, 1)
+    hidden = ["34201,5,0,5,5853300,1"] * 3
+    assert len(run_importer("lobster", [lobster_file(tmp_path, hidden)]).blocks[0]) == 3
+
+
+def test_a_trade_of_tardis_that_is_there_twice_is_refused_or_counted(tmp_path: Path) -> None:
+    head = "exchange,symbol,timestamp,local_timestamp,id,side,price,amount"
+    rows = [f"b,{symbol},1,{at},{number},buy,1,1" for at in (2, 3) for number in (8, 9) for symbol in "XY"]
+    path = tmp_path / "trades.csv"
+    path.write_text("\n".join([head, *rows]) + "\n")
+    assert run_importer("tardis-trades", [path]).tally.unordered == 0
+    path.write_text("\n".join([head, *rows, rows[-3], "b,X,1,3,,buy,1,1", "b,X,1,3,,buy,1,1"]) + "\n")
+    with pytest.raises(InvalidSource, match=":10: local_timestamp is that of an equal row"):
+        run_importer("tardis-trades", [path])
+    assert run_importer("tardis-trades", [path], ALLOWED).tally.unordered == 1
+
+
+@pytest.mark.parametrize("cut", range(1, 7))
+def test_rows_are_there_twice_wherever_blocks_end(cut: int) -> None:
+    tally = Tally()
+    context = ImportContext(ALLOWED, tally, Rejects(None, tally))
+    times, numbers = [1, 2, 2, 2, 3, 3], [5, 6, 7, 6, 7, 7]
+    watched = TimeOrder("time", context)
+    for some in (slice(cut), slice(cut, None)):
+        columns = [np.array(column[some], np.uint64) for column in (times, numbers)]
+        block = RowBlock("", {"time": columns[0]}, {}, np.arange(len(columns[0])), memoryview(b""), 0)
+        watched.once(block, np.ones(len(block), np.bool_), columns[1:])
+    assert tally.unordered == 2
 
 
 def test_a_repeated_number_of_szse_is_refused_or_counted(tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from everlog.errors import Corrupt
 from everlog.market.books import L2Book
 from everlog.market.packing import (
+    by_key,
     pack_l2_diffs,
     pack_l2_snapshots,
 )
@@ -77,3 +78,10 @@ def test_levels_that_do_not_match_the_counts_are_refused() -> None:
     headers = new_headers(1, BookEventType.DIFF, BookMode.L2)
     with pytest.raises(Corrupt, match="levels by their counts"):
         pack_l2_diffs(headers, np.zeros(1, dtype=L2_DIFF), np.zeros(1, dtype=LEVEL))
+
+
+@pytest.mark.parametrize("keys", [[], [7], [3, 1, 3, 2, 1, 3]])
+def test_each_key_comes_once_with_all_of_its_places_in_order(keys: list[int]) -> None:
+    expected = {key: [place for place, one in enumerate(keys) if one == key] for key in sorted(keys)}
+    found = [(key, places.tolist()) for key, places in by_key(np.array(keys, np.uint64))]
+    assert found == list(expected.items())

@@ -142,12 +142,12 @@ def test_a_start_and_a_seek_bring_the_books_of_that_time_to_any_reader(tmp_path:
         begun = taken(player)
         apply(reader, begun)
         if sought:
-            expected = books_at(replay, player.position_ns + 1, BookSettings())
+            expected = books_at([replay], player.position_ns + 1, BookSettings())
             assert expected is not None
             assert payloads(reader) == payloads(expected)
     clock.advance_ns(int(stamps[-1]))
     apply(reader, taken(player))
-    expected = books_at(replay, int(stamps[-1]) + 1, BookSettings())
+    expected = books_at([replay], int(stamps[-1]) + 1, BookSettings())
     assert expected is not None and payloads(reader) == payloads(expected)
 
 

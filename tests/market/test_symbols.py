@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 from itertools import pairwise
 from pathlib import Path
@@ -157,6 +158,57 @@ def test_a_new_version_closes_the_old_one_and_has_an_id_of_its_own() -> None:
     assert (new.valid_from_ts, new.valid_until_ts, new.is_current) == (20, FOREVER, True)
     assert old.symbol_id == new.symbol_id
     assert old.symbol_version_id == symbol_hash(f"{old.symbol_id}:10:20") != new.symbol_version_id
+
+
+def deleted(symbol: str, at_ts: int) -> SymbolDefinition:
+    return SymbolDefinition(exchange="binance", exchange_symbol=symbol, at_ts=at_ts, is_deleted=True)
+
+
+def test_a_deletion_closes_the_version_of_its_time_and_a_later_definition_opens_another() -> None:
+    catalogue = SymbolCatalogue()
+    catalogue.record([defined("BTCUSDT", 0.1, 10), deleted("BTCUSDT", 20), deleted("ETHUSDT", 20)], 0)
+    (row,) = catalogue.versions
+    assert (row.valid_from_ts, row.valid_until_ts, row.is_current) == (10, 20, False)
+    market = crypto_market_id("BTCUSDT")
+    assert catalogue.resolve(1, market, 19_999) == row and catalogue.resolve(1, market, 20_000) is None
+    assert catalogue.record([deleted("BTCUSDT", 20), defined("BTCUSDT", 0.1, 10)], 0) == 0, "nothing new"
+    catalogue.record([defined("BTCUSDT", 0.1, 30)], 0)
+    assert [(one.valid_from_ts, one.valid_until_ts) for one in catalogue.versions] == [
+        (10, 20),
+        (30, FOREVER),
+    ]
+    other = SymbolCatalogue()
+    other.record(catalogue.definitions(), 0)
+    assert other.versions == catalogue.versions, "a bus or a lake learns of the deletion too"
+
+
+def test_what_imports_and_feeds_learn_is_at_the_root_of_their_bus_at_once(tmp_path: Path) -> None:
+    queues = [tmp_path / "streams" / "raw" / name / "queue" for name in ("binance", "bybit")]
+    for queue, symbol in zip(queues, ("BTCUSDT", "XRPUSDT"), strict=True):
+        record_symbols(queue, [defined(symbol, 0.1, 100)])
+    assert [row.exchange_symbol for row in load_symbols(tmp_path).versions] == ["BTCUSDT", "XRPUSDT"]
+    assert [row.exchange_symbol for row in load_symbols(queues[1]).versions] == ["XRPUSDT"]
+    record_symbols(tmp_path / "elsewhere", [defined("BTCUSDT", 0.1, 100)])
+    assert not (tmp_path.parent / SYMBOLS_FILE).exists()
+
+
+def _tell(queue: str, number: int) -> None:
+    for at in range(20):
+        record_symbols(queue, [defined(f"SYM{number}X{at}", 0.1, 100 + at)])
+
+
+def test_processes_that_tell_one_bus_at_a_time_lose_nothing(tmp_path: Path) -> None:
+    context = multiprocessing.get_context("spawn")
+    feeds = [
+        context.Process(target=_tell, args=(str(tmp_path / "streams" / str(number)), number))
+        for number in range(3)
+    ]
+    for one in feeds:
+        one.start()
+    for one in feeds:
+        one.join()
+        assert one.exitcode == 0
+    assert len(load_symbols(tmp_path)) == 60
 
 
 def test_what_a_definition_does_not_say_stays_known() -> None:

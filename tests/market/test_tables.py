@@ -113,8 +113,8 @@ def test_an_empty_queue_gives_an_empty_file_and_a_failed_one_leaves_none(queue: 
 
 
 def test_kinds_endings_and_tables_that_do_not_fit_are_refused(queue: str, tmp_path: Path) -> None:
-    with pytest.raises(InvalidConfig, match="raw, book, trade, l3"):
-        tables.to_arrow(queue, "quote")
+    with pytest.raises(InvalidConfig, match="raw, book, trade, l3, quote, bar"):
+        tables.to_arrow(queue, "quotation")
     with pytest.raises(InvalidConfig, match="tables end with"):
         tables.write_table([queue], str(tmp_path / "x.txt"))
     with pytest.raises(InvalidConfig, match="no column"):

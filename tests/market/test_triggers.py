@@ -8,7 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from everlog.errors import InvalidConfig
-from everlog.market.triggers import Always, AnyOf, Events, EventTypes, TimeBar, Trigger
+from everlog.market.triggers import Always, AnyOf, Events, EventTypes, MarketBars, TimeBar, Trigger
+
+TIMES = st.one_of(st.integers(0, 100), st.integers(0, 2**63 - 1))
 
 
 def events(*timestamps: int, types: tuple[int, ...] = ()) -> Events:
@@ -29,6 +31,21 @@ def test_always_fires_at_every_event() -> None:
 
 def test_a_time_bar_fires_at_the_first_event_and_at_the_first_of_each_later_bucket() -> None:
     assert fired(TimeBar(10), 5, 9, 10, 19, 35, 36) == [True, False, True, False, True, False]
+
+
+@given(
+    st.sampled_from([1, 10, 10**9]),
+    st.lists(st.dictionaries(st.integers(0, 4), st.lists(TIMES, min_size=0, max_size=5), min_size=1)),
+)
+def test_bars_of_many_markets_fire_as_a_time_bar_of_each(
+    interval: int, batches: list[dict[int, list[int]]]
+) -> None:
+    bars, each = MarketBars(interval), [TimeBar(interval) for _ in range(5)]
+    for batch in batches:
+        counts = np.array([len(times) for times in batch.values()], dtype=np.int64)
+        times_ns = np.array([time for times in batch.values() for time in times], dtype=np.uint64)
+        expected = [one for market, times in batch.items() for one in fired(each[market], *times)]
+        assert bars.fires([(1, market) for market in batch], counts, times_ns).tolist() == expected
 
 
 def test_a_time_bar_never_fires_for_a_timestamp_of_zero() -> None:

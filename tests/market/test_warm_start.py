@@ -101,12 +101,12 @@ def test_the_books_at_a_time_are_those_of_a_replay_from_the_first_message(
         expected = BookSet(settings)
         for some in Replay(str(queue)).between(0, at_ns).types(TypeId.BOOK_EVENT).batches():
             expected.apply_packed(some.packed)
-        books = books_at(Replay(str(queue)), at_ns, settings)
+        books = books_at([Replay(str(queue))], at_ns, settings)
         assert books is not None
         assert {m: b.snapshot_payload() for m, b in books.books.items()} == {
             m: b.snapshot_payload() for m, b in expected.books.items()
         }
-        one = books_at(Replay(str(queue)).markets(min(expected.books)[1]), at_ns, settings)
+        one = books_at([Replay(str(queue)).markets(min(expected.books)[1])], at_ns, settings)
         assert one is not None
         market = min(expected.books)
         assert one.books[market].snapshot_payload() == expected.books[market].snapshot_payload()
@@ -140,14 +140,14 @@ def test_a_damaged_set_is_passed_over_and_without_any_the_replay_begins_at_the_s
     shutil.copytree(levels_queue, tmp_path / "queue")
     sets = SnapshotSets(SnapshotStore(tmp_path / "queue"))
     replay = Replay(str(tmp_path / "queue")).between(START_NS + 10 * SECOND_NS, START_NS + 20 * SECOND_NS)
-    newest = begin(replay, BookSettings(), 0).set_seq
+    newest = begin([replay], BookSettings(), 0).set_seqs[0]
     assert newest is not None
     Path(sets._path(newest)).write_bytes(b"damaged")
-    older = begin(replay, BookSettings(), 0).set_seq
+    older = begin([replay], BookSettings(), 0).set_seqs[0]
     assert older is not None and older < newest
     for seq in sets.seqs():
         Path(sets._path(seq)).unlink()
-    assert begin(replay, BookSettings(), 0).set_seq is None
+    assert begin([replay], BookSettings(), 0).set_seqs[0] is None
 
 
 @pytest.mark.parametrize(
@@ -162,8 +162,8 @@ def test_filters_that_leave_out_book_events_do_not_begin_with_a_set(
     levels_queue: Path, changed: Callable[[Replay], Replay]
 ) -> None:
     replay = Replay(str(levels_queue)).between(START_NS + 10 * SECOND_NS, START_NS + 20 * SECOND_NS)
-    assert begin(replay, BookSettings(), 0).set_seq is not None
-    assert begin(changed(replay), BookSettings(), 0).set_seq is None
+    assert begin([replay], BookSettings(), 0).set_seqs[0] is not None
+    assert begin([changed(replay)], BookSettings(), 0).set_seqs[0] is None
 
 
 def test_a_book_behind_a_gap_is_not_taken_where_gaps_are_ignored(tmp_path: Path) -> None:
@@ -176,21 +176,21 @@ def test_a_book_behind_a_gap_is_not_taken_where_gaps_are_ignored(tmp_path: Path)
     take_snapshots(tmp_path, 1)
     replay = Replay(str(tmp_path)).between(START_NS + 3 * SECOND_NS, START_NS + 9 * SECOND_NS)
     quarantining = BookSettings(gap_policy=GapPolicy.QUARANTINE)
-    assert begin(replay, quarantining, 0).set_seq == 2
-    assert begin(replay, BookSettings(gap_policy=GapPolicy.IGNORE), 0).set_seq == 1
+    assert begin([replay], quarantining, 0).set_seqs[0] == 2
+    assert begin([replay], BookSettings(gap_policy=GapPolicy.IGNORE), 0).set_seqs[0] == 1
 
 
 def test_books_of_a_queue_whose_beginning_is_gone_are_unknown_without_a_set(tmp_path: Path) -> None:
     write_market_queue(str(tmp_path / "queue"))
     take_snapshots(tmp_path / "queue", 50)
     at_ns = START_NS + 19 * SECOND_NS
-    whole = books_at(Replay(str(tmp_path / "queue")), at_ns, BookSettings())
+    whole = books_at([Replay(str(tmp_path / "queue"))], at_ns, BookSettings())
     (tmp_path / "queue" / "000000000.q").unlink()
-    warm = books_at(Replay(str(tmp_path / "queue")), at_ns, BookSettings())
+    warm = books_at([Replay(str(tmp_path / "queue"))], at_ns, BookSettings())
     assert whole is not None and warm is not None
     assert {m: b.snapshot_payload() for m, b in warm.books.items()} == {
         m: b.snapshot_payload() for m, b in whole.books.items()
     }
     assert {market[1] for market in warm.books} == set(MARKETS)
     shutil.rmtree(tmp_path / "queue" / "snapshots")
-    assert books_at(Replay(str(tmp_path / "queue")), at_ns, BookSettings()) is None
+    assert books_at([Replay(str(tmp_path / "queue"))], at_ns, BookSettings()) is None

@@ -117,9 +117,9 @@ CHANGING_CLASS: Final = [
     ),
     Mutant(
         name="a class change does not log the keys",
-        file="topics/catalogue.py",
-        old="        class_change.log_keys(core, topic, durability)\n",
-        new="",
+        file="topics/class_change.py",
+        old="                _log_keys(core, topic, keys)\n",
+        new="                pass\n",
         breaks="A key is remembered over a restart within its window.",
         check="simulation",
     ),
@@ -161,14 +161,22 @@ LEASING: Final = [
     Mutant(
         name="a lease ends one millisecond early",
         file="topics/jobs/lease_table.py",
-        old="        while self._expiries and self._expiries[0][0] < now_ms:\n"
-        "            _, _, seqs = heappop(self._expiries)\n"
+        old="        while room > 0 and self._expiries and self._expiries[0][0] < now_ms:\n"
+        "            deadline_ms, order, seqs = heappop(self._expiries)\n"
+        "            if len(seqs) > room:\n"
+        "                heappush(self._expiries, (deadline_ms, order, seqs[room:]))\n"
+        "                seqs = seqs[:room]\n"
+        "            room -= len(seqs)\n"
         "            self._expiring -= len(seqs)\n"
         "            for seq in seqs:\n"
         "                job = self.jobs.get(seq)\n"
         "                if job is not None and job.phase == LEASED and job.until_ms < now_ms:",
-        new="        while self._expiries and self._expiries[0][0] <= now_ms:\n"
-        "            _, _, seqs = heappop(self._expiries)\n"
+        new="        while room > 0 and self._expiries and self._expiries[0][0] <= now_ms:\n"
+        "            deadline_ms, order, seqs = heappop(self._expiries)\n"
+        "            if len(seqs) > room:\n"
+        "                heappush(self._expiries, (deadline_ms, order, seqs[room:]))\n"
+        "                seqs = seqs[:room]\n"
+        "            room -= len(seqs)\n"
         "            self._expiring -= len(seqs)\n"
         "            for seq in seqs:\n"
         "                job = self.jobs.get(seq)\n"

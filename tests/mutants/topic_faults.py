@@ -110,7 +110,7 @@ WRITING: Final = [
     Mutant(
         name="keys are not logged",
         file="topics/append.py",
-        old="        if key is not None and durability is not Durability.MEMORY:",
+        old="        if key is not None and _logs_keys(topic):",
         new="        if False:",
         breaks="A key is remembered over a restart within its window.",
         check="simulation",
@@ -244,8 +244,8 @@ RECOVERING: Final = [
     Mutant(
         name="keys are not restored from the log",
         file="topics/storage/topic_replay.py",
-        old="        topic.keys[key.key] = RememberedKey(key.first_seq, key.count, frame.ts, COMMITTED,",
-        new="        RememberedKey(key.first_seq, key.count, frame.ts, COMMITTED,",
+        old="        topic.keys.add(RememberedKey(key.key,",
+        new="        (RememberedKey(key.key,",
         breaks="A key is remembered over a restart within its window.",
         check="simulation",
     ),
@@ -308,7 +308,7 @@ RECOVERING: Final = [
     ),
     Mutant(
         name="tombstones of a start are forgotten by the next",
-        file="topics/storage/checkpoint.py",
+        file="topics/storage/topic_records.py",
         old="        corrupt=topic.floors.corrupt,\n",
         new="        corrupt=[],\n",
         breaks="No gap is silent: what the disk has lost stays reported.",
@@ -424,9 +424,9 @@ SAVING: Final = [
     ),
     Mutant(
         name="keys are not in the snapshot",
-        file="topics/storage/checkpoint.py",
-        old="            if has_durable_keys and remembered.commit.done",
-        new="            if False and remembered.commit.done",
+        file="topics/storage/topic_records.py",
+        old="done = [key for key in known if key.commit.done",
+        new="done = [key for key in known if False and key.commit.done",
         breaks="A key is remembered over a restart within its window.",
         check="simulation",
     ),
@@ -448,7 +448,7 @@ SAVING: Final = [
     ),
     Mutant(
         name="a snapshot forgets the reserved seqs",
-        file="topics/storage/checkpoint.py",
+        file="topics/storage/topic_records.py",
         old="        ceiling=0 if clean else topic.reserved.ceiling_durable,",
         new="        ceiling=0,",
         breaks="A seq of class disk that was shown is never assigned again, even after a power loss.",

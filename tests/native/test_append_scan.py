@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from everlog.native.topics.log import FrameBuffer, RecordBatch, TopicLog, scan_append
 from everlog.server.bodies import MAX_NESTING, Append, AppendBody, decode_text
+from everlog.topics.config import MAX_RECORDS_PER_APPEND
 
 NAMES = st.none() | st.text(max_size=8)
 VALUES = st.recursive(
@@ -50,7 +51,7 @@ def decoded(body: bytes) -> Fields:
 
 def scanned(body: bytes) -> Fields | None:
     """The same found by the scan; None if it leaves the body to the decoder."""
-    found = scan_append(body, MAX_NESTING)
+    found = scan_append(body, MAX_NESTING, MAX_RECORDS_PER_APPEND)
     if found is None:
         return None
     batch, key, create = found
@@ -107,7 +108,7 @@ def test_numbers_are_those_of_json(number: str) -> None:
         b'{"records":[{"data":1}]}',
         b'{"records": [{"data": {"a": [1, 2.5, -3e2]}, "tag": "t", "meta": {"m": 1}}, {"data": null}]}\n',
         b'{"node":"n","records":[{"data":"x","node":null},{"node":"","data":"\\""}]}',
-        b'{"records":[' + b",".join([b'{"data":{"id":12345678}}'] * 1000) + b"]}",
+        b'{"records":[' + b",".join([b'{"data":1}'] * MAX_RECORDS_PER_APPEND) + b"]}",
         b'{"records":[{"data":1}],"idempotency_key":"k\xc3\xa4"}',
         b'{"records":[{"data":1}],"node":"n","idempotency_key":"k","create":true}',
         b'{"create": false ,"idempotency_key":null,"records":[{"data":1}]}',
@@ -146,7 +147,7 @@ def test_what_clients_usually_send_is_scanned(body: bytes) -> None:
         b'{"records":[{"data":1,"node":"%b"}]}' % (b"x" * 129),
         b'{"records":[{"data":"%b"}]}' % (b"x" * (1 << 20)),
         b'{"records":[{"data":%b%b}]}' % (b"[" * MAX_NESTING, b"]" * MAX_NESTING),
-        b'{"records":[' + b",".join([b'{"data":1}'] * 2000) + b"]}",
+        b'{"records":[' + b",".join([b'{"data":1}'] * (MAX_RECORDS_PER_APPEND + 1)) + b"]}",
     ],
 )
 def test_other_bodies_are_left_to_the_decoder(body: bytes) -> None:

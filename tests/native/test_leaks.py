@@ -77,7 +77,7 @@ def use_log() -> None:
     assert replay.run() is None
     with suppress(EverlogError):
         RecordBatch([NewRecord(b"1", "t"), NewRecord(b"")], None)
-    scan_append(b'{"records":[{"data":1,"tag":"t"}],"idempotency_key":"k"}', 100)
+    scan_append(b'{"records":[{"data":1,"tag":"t"}],"idempotency_key":"k"}', 100, 10)
 
 
 def use_columns() -> None:

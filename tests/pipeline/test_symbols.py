@@ -18,7 +18,7 @@ from everlog.pipeline.symbols import (
     refreshed_dim_symbol,
     update_dim_symbol,
 )
-from tests.support.command_lines import run, started
+from tests.support.command_lines import run_here, started
 
 
 def defined(symbol: str, tick: float, at_ts: int) -> SymbolDefinition:
@@ -72,7 +72,7 @@ def test_a_source_that_cannot_be_read_leaves_the_table_and_a_held_copy_as_they_a
 def test_the_command_takes_symbols_from_a_bus(tmp_path: Path) -> None:
     record_symbols(tmp_path / "bus", [defined("BTCUSDT", 0.1, 10)])
     arguments = ("pipeline", "symbols", "--lake", tmp_path / "lake", "--from", tmp_path / "bus")
-    assert run("everlog", *arguments, "--json").stdout.split() == [
+    assert run_here(*arguments, "--json").stdout.split() == [
         "{",
         '"changed":',
         "1,",
@@ -80,7 +80,7 @@ def test_the_command_takes_symbols_from_a_bus(tmp_path: Path) -> None:
         "1",
         "}",
     ]
-    assert '"changed": 0' in run("everlog", *arguments, "--json").stdout
+    assert '"changed": 0' in run_here(*arguments, "--json").stdout
 
 
 def test_a_repeated_refresh_reports_what_fails_and_goes_on(tmp_path: Path) -> None:

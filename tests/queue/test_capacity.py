@@ -15,7 +15,7 @@ from everlog.clock import NS_PER_S, TestClock
 from everlog.errors import QueueFull
 from everlog.queue import QueueReader, QueueWriter
 from tests.support.effort import effort
-from tests.support.queues import SMALL, open_reader, open_writer, payloads, read_all, register
+from tests.support.queues import SMALL, open_reader, open_writer, payloads, read_all, register, sealed
 from tests.support.ring_twin import record_size
 
 
@@ -334,3 +334,28 @@ def test_a_record_is_refused_exactly_when_the_formula_says_so(
                     writer.append(1, bytes(number))
         assert [message.seq for message in read_all(path)][-1:] == ([written - 1] if written else [])
     shutil.rmtree(path)
+
+
+def test_a_roll_seals_what_was_appended_and_seq_goes_on(tmp_path: Path) -> None:
+    path = tmp_path / "queue"
+    with open_writer(path) as writer:
+        assert not writer.roll(), "an empty segment is not sealed"
+        writer.append(1, b"first")
+        assert writer.roll() and not writer.roll()
+        assert [sealed(path, number) for number in (0, 1)] == [True, False]
+        assert writer.append(1, b"second") == 1
+        assert writer.segment_id == 1
+    with open_writer(path) as writer:
+        writer.roll()
+    with open_writer(path) as writer:  # the newest segment is empty now
+        assert writer.append(1, b"third") == 2
+    assert [message.payload for message in read_all(path)] == [b"first", b"second", b"third"]
+
+
+def test_a_roll_waits_for_capacity_as_an_append_does(tmp_path: Path) -> None:
+    with open_writer(tmp_path / "queue", max_segments=1, retention=False) as writer:
+        with open_reader(tmp_path / "queue"):
+            writer.append(1, b"unread")
+            with pytest.raises(QueueFull):
+                writer.roll()
+        assert writer.append(1, b"the segment is still open") == 1

@@ -13,6 +13,7 @@ from everlog.errors import Corrupt, SegmentMissing
 from everlog.fault_fs import FaultFs
 from everlog.queue import QueueReader
 from everlog.queue.seek import Seeker, SegmentPosition
+from everlog.queue.seq_bounds import SeqBounds
 from tests.support import ring_twin
 from tests.support.effort import effort
 from tests.support.files import UnsyncedFs
@@ -110,6 +111,28 @@ def test_a_seek_to_no_whole_number_is_refused_and_moves_nothing(queue: Path, tar
         with pytest.raises(TypeError, match="whole number of messages"):
             reader.seek_seq(target)
         assert next_seq(reader) == 3
+
+
+def test_the_first_and_last_seq_and_the_message_at_a_position_are_found(queue: Path) -> None:
+    with open_reader(queue) as reader, open_reader(queue, "other") as looked_at:
+        bounds = SeqBounds(looked_at)
+        assert (bounds.first, bounds.last) == (0, COUNT - 1)
+        for seq in range(COUNT):
+            assert bounds.at_or_after(*reader.position) == (seq, stamp(seq))
+            assert next_seq(reader) == seq
+        assert bounds.at_or_after(*reader.position) is None
+        assert next_seq(looked_at) == 0  # it moved nothing
+
+
+def test_the_last_seq_is_found_behind_damage(tmp_path: Path) -> None:
+    path = fill(tmp_path / "q", segment_size=SMALL * 2)
+    last = segment_ids(path)[-1]
+    with open_reader(path) as reader:
+        reader.seek_seq(COUNT - 3)
+        assert reader.position[0] == last
+        overwrite(segment_file(path, last), reader.position[1], bytes(64))  # no walk goes past it
+    with open_reader(path) as reader:
+        assert SeqBounds(reader).last == COUNT - 1
 
 
 def test_a_seek_beyond_the_last_record_stands_at_the_end(queue: Path) -> None:

@@ -18,7 +18,7 @@ from everlog.server.http_connection import HttpConnection
 from everlog.server.socket_session import SocketSession
 from everlog.server.watch_stream import WatchStream
 from tests.support.effort import effort
-from tests.support.http_peers import request_bytes, settle, until
+from tests.support.http_peers import poll_sockets, request_bytes, until
 from tests.support.watch_servers import Frame, SseClient, WatchServer, WebSocketClient, play
 
 KIB = 1024
@@ -147,13 +147,13 @@ def test_readers_of_any_speed_get_every_record_once_and_in_order(steps: list[tup
             if kind == "append":
                 server.append("a", number, data=b'"%b"' % (b"x" * size))
                 head_seq += number
-                await settle()
+                await poll_sockets()
             elif kind == "read":
                 for _ in range(size):
                     if len(records_of(taken[number])) < head_seq:
                         taken[number].append(await clients[number].next())
             else:
-                await settle()
+                await poll_sockets()
         for client, frames in zip(clients, taken, strict=True):
             while len(records_of(frames)) < head_seq:
                 frames.append(await client.next())
@@ -346,7 +346,7 @@ def test_a_socket_that_left_a_topic_during_a_broadcast_gets_nothing_of_it() -> N
         cursor = session.at_head
         assert cursor is not None
         server.append("a")
-        await settle()
+        await poll_sockets()
         fan_out = server.watch.fan_out
         fan_out._unserved.append(("a", iter([session])))
         # Except for the name its cursor is valid in the other topic.
@@ -372,7 +372,7 @@ def test_nothing_comes_behind_the_frame_that_ends_a_conversation(caplog: pytest.
         await until(lambda: session._socket._is_closing)
         for _ in range(3):
             server.append("a")
-            await settle()
+            await poll_sockets()
         assert await client.closed() == 1002
 
     play(scenario)

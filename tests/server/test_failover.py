@@ -8,6 +8,8 @@ import signal
 import threading
 from collections.abc import Iterator
 from pathlib import Path
+from urllib.error import HTTPError
+from urllib.request import urlopen
 
 import pytest
 
@@ -113,6 +115,9 @@ def refuses(server: ServerProcess) -> None:
         raise AssertionError("a superseded server has acknowledged a write")
 
     eventually("the earlier primary refuses writes", is_refused)
+    with pytest.raises(HTTPError) as unready:
+        urlopen(f"{server.url}/v0/ready", timeout=5)
+    assert b"another server has taken over" in unready.value.read()
 
 
 def has_shipped(url: str, text: bytes) -> bool:

@@ -26,7 +26,7 @@ from everlog.topics import Commit, Diff, NewRecord, TopicConfig
 from tests.support.effort import effort
 from tests.support.engines import SEGMENT_EVENTS, HeldSyncs, open_small, stopped_directory
 from tests.support.files import UnsyncedFs
-from tests.support.http_peers import settle, until
+from tests.support.http_peers import poll_sockets, until
 from tests.support.watch_servers import Frame, SseClient, WatchServer, disk_engine, play
 
 KIB = 1024
@@ -220,7 +220,7 @@ def test_every_seq_is_delivered_deleted_filtered_or_in_a_tombstone(
     async def scenario(server: WatchServer) -> None:
         book = Book(server, cap)
         book.append(3, None)
-        await settle()
+        await poll_sockets()
         readers = []
         for from_seq, limit, filters in options:
             node = "me" if filters else []
@@ -271,7 +271,7 @@ class Book:
             self.nodes, self.deleted = [], set()
             self.instances += 1
         else:
-            await settle()
+            await poll_sockets()
 
     def _alive(self) -> list[int]:
         log = self.server.engine._core.topics["t"].log
@@ -326,7 +326,7 @@ async def stuck_reader(server: WatchServer, **config: object) -> tuple[SseClient
     (watch,) = server.watch.streams
     while watch._full_timer is None:
         server.append("a", data=BIG)
-        await settle()
+        await poll_sockets()
     return client, watch
 
 
@@ -367,7 +367,7 @@ def test_a_slow_reader_of_a_capped_topic_gets_all_that_was_not_evicted() -> None
     async def scenario(server: WatchServer) -> None:
         client, _ = await stuck_reader(server, cap_records=1_000_000)
         server.append("a", 5, data=BIG)
-        await settle()
+        await poll_sockets()
         head_seq = server.engine.state("a").head_seq
         server.timers.advance(20.0)
         frames = await drain_seqs(client, head_seq)
@@ -382,7 +382,7 @@ def test_the_tombstone_of_a_slow_reader_covers_what_was_evicted() -> None:
         client, watch = await stuck_reader(server, cap_records=200)
         sent = watch._cursors["a"].seq
         server.append("a", 300)
-        await settle()
+        await poll_sockets()
         head_seq = server.engine.state("a").head_seq
         server.timers.advance(20.0)
         frames = await client.until_event("tombstone")
@@ -600,7 +600,7 @@ def test_a_stream_goes_while_its_cold_segment_is_being_fetched(tmp_path: Path) -
         await until(lambda: watch._cursors["b"].held is not None)
         await server.leave(client)
         syncs.release()
-        await settle()
+        await poll_sockets()
 
     play(scenario, engine=disk_engine(tmp_path, syncs))
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from everlog.clock import NS_PER_S, TestClock
 from tests.support.effort import effort
-from tests.support.http_peers import HOST, LOOPS, EchoServer, Peer, play, request_bytes, settle, until
+from tests.support.http_peers import HOST, LOOPS, EchoServer, Peer, play, poll_sockets, request_bytes, until
 
 pytestmark = pytest.mark.parametrize("loop", LOOPS)
 UPGRADE = b"Connection: Upgrade\r\nUpgrade: echo\r\n"
@@ -24,7 +24,7 @@ def test_a_request_may_be_cut_anywhere(loop: str) -> None:
         peer = await echo.connect()
         for cut in range(1, len(whole)):
             await peer.send(whole[:cut])
-            await settle()
+            await poll_sockets()
             await peer.send(whole[cut:])
             assert (await peer.response()).body == b"POST /cut x=1 body"
         assert [request.header(b"empty") for request in echo.application.requests] == [b""] * (len(whole) - 1)
@@ -44,7 +44,7 @@ def test_a_request_may_come_byte_by_byte(loop: str) -> None:
         for whole, body in ((request_bytes(b"/slow", b"12"), b"12"), (chunked, b"abc")):
             for byte in whole:
                 await peer.send(bytes((byte,)))
-                await settle()
+                await poll_sockets()
             assert (await peer.response()).body == b"POST /slow  " + body
 
     play(loop, scenario)
@@ -94,7 +94,7 @@ def test_an_answer_at_once_waits_for_an_earlier_one(loop: str) -> None:
         peer = await echo.connect()
         await peer.send(request_bytes(b"/later") + request_bytes(b"/now") + b"NOT HTTP\r\n\r\n")
         await until(lambda: len(echo.application.requests) == 2)
-        await settle()
+        await poll_sockets()
         with pytest.raises(BlockingIOError):
             peer.sock.recv(1)
         echo.application.later[0].respond(201, b"first")
@@ -204,7 +204,7 @@ def test_nothing_is_read_after_a_request_that_closes(loop: str) -> None:
         peer = await echo.connect()
         await peer.send(request_bytes(b"/later", extra=b"Connection: close\r\n") + request_bytes(b"/never"))
         await until(lambda: bool(echo.application.later))
-        await settle()
+        await poll_sockets()
         echo.application.later[0].respond(200, b"bye")
         assert (await peer.response()).body == b"bye"
         assert await peer.rest() == b""
@@ -220,7 +220,7 @@ def test_a_body_is_asked_for_when_the_client_waits(loop: str) -> None:
         await until(lambda: bool(echo.application.later))
         head, body = request_bytes(b"/big", b"body", extra=b"Expect: 100-Continue\r\n").split(b"\r\n\r\n")
         await peer.send(head + b"\r\n\r\n")
-        await settle()
+        await poll_sockets()
         # Only after the response that is due before it.
         echo.application.later[0].respond(200, b"first")
         assert [(await peer.response()).status for _ in range(2)] == [200, 100]
@@ -335,7 +335,7 @@ def test_a_client_that_goes_is_told_of_once(loop: str, phase: str, sent: bytes, 
         peer = await echo.connect()
         await peer.send(sent)
         await until(lambda: len(application.requests) >= expected)
-        await settle()
+        await poll_sockets()
         getattr(peer, manner)()
         await until(lambda: echo.server.connections == 0)
         assert len(application.gone) == expected
@@ -345,7 +345,7 @@ def test_a_client_that_goes_is_told_of_once(loop: str, phase: str, sent: bytes, 
             assert channel.is_closed
             channel.write(b"not received")
             channel.close()
-        await settle()
+        await poll_sockets()
         assert len(application.gone) == expected
 
     play(loop, scenario)
@@ -358,7 +358,7 @@ def test_a_client_that_only_stops_sending_gets_its_answers(loop: str) -> None:
         await peer.send(request_bytes(b"/later") + request_bytes(b"/now") + b"GET /half")
         peer.end_sending()
         await until(lambda: len(echo.application.requests) == 2)
-        await settle()
+        await poll_sockets()
         echo.application.later[0].respond(200, b"late")
         assert [(await peer.response()).body for _ in range(2)] == [b"late", b"GET /now  "]
         assert await peer.rest() == b""
@@ -390,7 +390,7 @@ def test_an_answer_that_waits_does_not_end_a_connection_that_is_half_closed(loop
         later[0].on_gone = None
         later[1].respond(200, b"second")
         peer.end_sending()
-        await settle()
+        await poll_sockets()
         later[0].respond(200, b"first")
         assert [(await peer.response()).body for _ in range(2)] == [b"first", b"second"]
         assert await peer.rest() == b""
@@ -511,7 +511,7 @@ def test_an_upgrade_hands_over_the_connection(loop: str, before: int) -> None:
             request_bytes(b"/later") * before + request_bytes(b"/upgrade", extra=UPGRADE) + b"early"
         )
         await until(lambda: len(application.later) == before)
-        await settle()
+        await poll_sockets()
         assert bool(application.upgraded) == (before == 0)
         for exchange in application.later:
             exchange.respond(200, b"")
@@ -619,7 +619,7 @@ def test_who_slips_in_while_draining_is_sent_away(loop: str, monkeypatch: pytest
         with monkeypatch.context() as patch:
             patch.setattr(echo.server, "stop_accepting", lambda: None)
             draining = echo.server.loop.create_task(echo.server.drain(10))
-            await settle()
+            await poll_sockets()
             late = await Peer.connect(echo.address)
             response = await late.response()
         assert response.status == 503

@@ -14,7 +14,16 @@ from everlog.server.http import HttpLimits, Request
 from everlog.server.http_exchange import Refusal, Targets
 from everlog.server.http_reading import RequestReader
 from tests.support.effort import effort
-from tests.support.http_peers import HOST, LOOPS, EchoServer, play, request_bytes, run_on, serving, settle
+from tests.support.http_peers import (
+    HOST,
+    LOOPS,
+    EchoServer,
+    play,
+    poll_sockets,
+    request_bytes,
+    run_on,
+    serving,
+)
 
 START = b"POST / HTTP/1.1\r\n" + HOST
 CHUNKED = START + b"Transfer-Encoding: chunked\r\n\r\n"
@@ -179,12 +188,12 @@ def test_no_input_gives_a_traceback_or_a_hang(pieces: list[bytes]) -> None:
                 with suppress(ConnectionResetError, BrokenPipeError):
                     for piece in pieces:
                         await peer.send(piece)
-                        await settle()
+                        await poll_sockets()
                 for exchange in echo.application.later:
                     exchange.respond(200, b"late")
                 for channel in echo.application.channels():
                     channel.close()
-                await settle()
+                await poll_sockets()
                 with suppress(OSError):
                     peer.end_sending()
                 caught.append(await asyncio.wait_for(peer.rest(), 10))

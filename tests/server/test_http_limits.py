@@ -14,7 +14,7 @@ from everlog.server.http import HttpLimits
 from everlog.server.http_connection import REQUESTS_PER_TURN, HttpConnection
 from everlog.server.http_reading import RequestReader
 from tests.support.effort import effort
-from tests.support.http_peers import HOST, LOOPS, EchoServer, Peer, play, request_bytes, settle, until
+from tests.support.http_peers import HOST, LOOPS, EchoServer, Peer, play, poll_sockets, request_bytes, until
 
 pytestmark = pytest.mark.parametrize("loop", LOOPS)
 SMALL = HttpLimits(max_body_bytes=1000, max_target_bytes=200, max_header_bytes=500, max_headers=10)
@@ -93,7 +93,7 @@ def test_a_target_is_bounded(loop: str, excess: int, cut: int) -> None:
     async def scenario(echo: EchoServer) -> None:
         peer = await echo.connect()
         await peer.send(whole[:cut])
-        await settle()
+        await poll_sockets()
         await peer.send(whole[cut:])
         if excess:
             await refused(peer, 414)
@@ -112,7 +112,7 @@ def test_headers_are_bounded_in_bytes(loop: str, excess: int, cut: int) -> None:
     async def scenario(echo: EchoServer) -> None:
         peer = await echo.connect()
         await peer.send(whole[:cut])
-        await settle()
+        await poll_sockets()
         await peer.send(whole[cut:])
         if excess:
             await refused(peer, 431)
@@ -152,7 +152,7 @@ def test_a_head_without_an_end_is_refused(loop: str, opening: bytes) -> None:
     async def scenario(echo: EchoServer) -> None:
         peer = await echo.connect()
         await peer.send(opening)
-        await settle()
+        await poll_sockets()
         await peer.send(filling * 4000)
         await refused(peer, 431)
 
@@ -196,7 +196,7 @@ def test_only_so_many_requests_are_unanswered(loop: str) -> None:
         await peer.send(b"".join(request_bytes(b"/later?%d" % number) for number in range(100)))
         for number in range(100):
             await until(lambda: len(later) >= min(100, number + 16))  # noqa: B023
-            await settle()
+            await poll_sockets()
             assert len(later) == min(100, number + 16)
             later[number].respond(200, b"%d" % number)
             assert (await peer.response()).body == b"%d" % number
@@ -224,7 +224,7 @@ def test_a_refusal_among_requests_that_had_to_wait_is_read_over(loop: str) -> No
         peer = await echo.connect()
         await peer.send(request_bytes(b"/later") * 16 + b"NOT HTTP\r\n\r\n")
         await until(lambda: len(later) == 16)
-        await settle()
+        await poll_sockets()
         for exchange in later:
             exchange.respond(200, b"")
         assert [(await peer.response()).status for _ in range(17)] == [200] * 16 + [400]
@@ -247,7 +247,7 @@ def test_a_client_that_does_not_read_is_not_read_from(loop: str) -> None:
         while True:
             unsent = unsent[peer.send_what_fits(unsent[:65536]) :]
             handled = len(application.requests)
-            await settle()
+            await poll_sockets()
             if only_connection(echo).is_write_paused and handled == len(application.requests):
                 break
         # What waits: the buffer up to its limit, and the responses of the requests that were under way.
@@ -279,7 +279,7 @@ def test_a_stream_waits_for_its_reader(loop: str) -> None:
             stream.write(piece)
             written += 1
             if stream.buffered:
-                await settle()
+                await poll_sockets()
         assert 64 * 1024 < stream.buffered <= 64 * 1024 + 2000
         assert written * 1000 <= KERNEL_BYTES
         assert resumed == []
@@ -287,7 +287,7 @@ def test_a_stream_waits_for_its_reader(loop: str) -> None:
         while not resumed:
             assert await peer.chunk() == piece
             read += 1
-            await settle()
+            await poll_sockets()
         assert 0 <= resumed[0] <= 64 * 1024
         stream.close()
         for _ in range(written - read):
@@ -315,7 +315,7 @@ class Times:
 
     async def lives(self) -> None:
         """The server keeps the connection."""
-        await settle()
+        await poll_sockets()
         assert self.echo.server.connections == 1
         assert not only_connection(self.echo).transport.is_closing()
 
@@ -345,7 +345,7 @@ def test_slow_headers_are_refused_however_they_trickle(loop: str) -> None:
         times.pass_s(50)
         for byte in b"GET / HTT":
             await times.peer.send(bytes((byte,)))
-            await settle()
+            await poll_sockets()
             times.pass_s(6.6)
             await times.lives()
         times.pass_s(0.6)
@@ -359,7 +359,7 @@ def test_slow_headers_of_a_later_request_are_refused_in_their_turn(loop: str) ->
         await times.peer.send(request_bytes(b"/later") + b"GET")
         await until(lambda: bool(times.echo.application.later))
         times.pass_s(60)
-        await settle()
+        await poll_sockets()
         times.echo.application.later[0].respond(200, b"first")
         assert (await times.peer.response()).body == b"first"
         await refused(times.peer, 408)
@@ -373,12 +373,12 @@ def test_slow_headers_of_a_later_request_are_refused_in_their_turn(loop: str) ->
 def test_a_body_must_make_progress(loop: str, head: bytes) -> None:
     async def scenario(times: Times) -> None:
         await times.peer.send(head)
-        await settle()
+        await poll_sockets()
         for _ in range(19):
             times.pass_s(29.9)
             await times.lives()
             await times.peer.send(b"x")
-            await settle()
+            await poll_sockets()
         times.pass_s(30)
         await refused(times.peer, 408)
 
@@ -388,12 +388,12 @@ def test_a_body_must_make_progress(loop: str, head: bytes) -> None:
 def test_a_body_must_come_to_an_end(loop: str) -> None:
     async def scenario(times: Times) -> None:
         await times.peer.send(request_bytes(b"/", b"x" * 1000)[:-900])
-        await settle()
+        await poll_sockets()
         for _ in range(29):
             times.pass_s(20)
             await times.lives()
             await times.peer.send(b"x")
-            await settle()
+            await poll_sockets()
         times.pass_s(20)
         await refused(times.peer, 408)
 
@@ -417,7 +417,7 @@ def test_the_application_may_take_its_time(loop: str, path: bytes) -> None:
     async def scenario(times: Times) -> None:
         await times.peer.send(request_bytes(path, extra=b"Connection: Upgrade\r\nUpgrade: echo\r\n"))
         await until(lambda: bool(times.echo.application.requests))
-        await settle()
+        await poll_sockets()
         times.pass_s(100_000)
         await times.lives()
         for exchange in times.echo.application.later:
@@ -443,10 +443,10 @@ def test_output_that_is_not_read_ends_the_connection(loop: str, path: bytes) -> 
         for stream in application.streams:
             stream.write(flood)
             stream.close()
-        await settle()
+        await poll_sockets()
         times.pass_s(1)
         times.pass_s(59)
-        await settle()
+        await poll_sockets()
         assert times.echo.server.connections == 1
         assert len(await times.peer._loop.sock_recv(times.peer.sock, 1000)) == 1000
         times.pass_s(1)
@@ -466,7 +466,7 @@ def test_output_that_is_taken_slowly_does_not(loop: str) -> None:
             before = stream.buffered
             while stream.buffered == before:
                 await times.peer._loop.sock_recv(times.peer.sock, 65536)
-                await settle()
+                await poll_sockets()
             times.pass_s(59)
             await times.lives()
 
@@ -481,7 +481,7 @@ def test_a_refused_client_that_goes_on_sending_is_cut_off(loop: str) -> None:
             times.pass_s(4.9)
             await times.lives()
             await times.peer.send(b"more")
-            await settle()
+            await poll_sockets()
         times.pass_s(0.6)
         await until(lambda: times.echo.server.connections == 0)
 
@@ -503,12 +503,12 @@ def test_time_while_reading_is_paused_is_not_the_clients(loop: str) -> None:
         later = times.echo.application.later
         await times.peer.send(request_bytes(b"/later") * 16 + b"GET /half")
         await until(lambda: len(later) == 16)
-        await settle()
+        await poll_sockets()
         times.pass_s(1000)
         await times.lives()
         for exchange in later:
             exchange.respond(200, b"")
-        await settle()
+        await poll_sockets()
         times.pass_s(59)
         await times.lives()
         for _ in range(16):
@@ -529,7 +529,7 @@ def test_a_body_may_wait_while_its_client_reads_slowly(loop: str) -> None:
         await times.lives()
         assert (await times.peer.response()).body == flood
         await until(lambda: not only_connection(times.echo).is_write_paused)
-        await settle()
+        await poll_sockets()
         times.pass_s(29)
         await times.lives()
         assert (await times.peer.ask(b"dy")).body == b"POST /b  body"
@@ -615,10 +615,10 @@ def test_connections_that_are_over_leave_nothing_for_the_collector(loop: str) ->
         ):
             peer = await echo.connect()
             await peer.send(sent)
-            await settle()
+            await poll_sockets()
             peer.close()
             await until(lambda: echo.server.connections == 0)
-        await settle()
+        await poll_sockets()
         echo.application.later.clear()
         echo.application.streams.clear()
         assert leftovers() == 0

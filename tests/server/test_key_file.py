@@ -214,3 +214,14 @@ def test_a_hangup_rereads_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPat
             assert time.monotonic() < deadline
             time.sleep(0.05)
         assert server.stop()[0] == 0
+
+
+def test_a_file_that_is_no_small_regular_one_is_refused_at_once(tmp_path: Path) -> None:
+    """A server reads the file on its loop: a pipe without a writer would hold it for ever."""
+    path = tmp_path / "keys.toml"
+    os.mkfifo(path, 0o600)
+    with pytest.raises(InvalidConfig, match="no regular file of at most 1048576 bytes"):
+        read_key_file(str(path), 1)
+    path.unlink()
+    with pytest.raises(InvalidConfig, match="no regular file of at most 1048576 bytes"):
+        read_key_file(written(tmp_path, READER + "#" * (1 << 20)), 1)

@@ -11,7 +11,7 @@ from everlog.topics import NewRecord
 from everlog.topics.core import QUEUE_MAX
 from tests.server.pressure import full_pressure, no_pressure
 from tests.support.engines import HeldSyncs
-from tests.support.http_peers import settle, until
+from tests.support.http_peers import poll_sockets, until
 from tests.support.watch_servers import Frame, SseClient, WatchServer, disk_engine, play
 
 
@@ -39,7 +39,7 @@ def test_under_pressure_records_are_pushed_together() -> None:
             assert [frame.seqs for frame in await client.take("record")] == [[1]]
             for _ in range(5):
                 server.append("a")
-                await settle()
+                await poll_sockets()
             (frame,) = await client.take("record")
             assert frame.seqs == [2, 3, 4, 5, 6]
         no_pressure(server.engine)
@@ -161,7 +161,7 @@ def test_a_refused_write_says_when_to_come_back_and_can_be_forced(tmp_path: Path
             forced = asyncio.ensure_future(
                 server.ask("POST", "/v0/topics/f", {**body, "disable_backpressure": True})
             )
-            await settle()
+            await poll_sockets()
             syncs.release()
             last_seq = (await forced).json["last_seq"]
             assert last_seq == server.engine.state("f").head_seq

@@ -10,7 +10,7 @@ import pytest
 
 from everlog.bus.feed_status import STATUS_FILE, FeedStatus, SymbolStatus, read_statuses
 from everlog.queue import Queue, WriterConfig
-from everlog.server.queue_routes import one_queue, read_messages
+from everlog.server.queue_routes import all_queues, one_queue, read_messages
 from tests.support.http_cases import running
 
 SEGMENT = 64 * 1024
@@ -43,6 +43,23 @@ def test_the_lag_of_a_reader_is_exact_in_messages(tmp_path: Path, count: int, re
     assert reader.next_seq == read and reader.lag_ms is not None
     assert (reader.lag_ms >= 0) if count > read else (reader.lag_ms == 0)
     assert state.queue == "streams/q" and state.error is None
+
+
+def test_a_list_of_queues_counts_the_messages_of_the_reader_most_behind(tmp_path: Path) -> None:
+    path = filled(tmp_path, 900, 100)
+    with Queue.open_subscriber(path, "fast", start="latest") as fast:
+        fast.commit()
+    (state,) = all_queues(str(tmp_path)).queues
+    assert {each.name: each.lag_messages for each in state.readers} == {"fast": None, "slow": 800}
+
+
+def test_a_list_of_queues_that_takes_too_long_has_lags_in_bytes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    filled(tmp_path, 900, 100)
+    monkeypatch.setattr("everlog.server.queue_routes.COUNTING_NS", 0)
+    (state,) = all_queues(str(tmp_path)).queues
+    assert [(each.lag_messages, (each.lag_bytes or 0) > 0) for each in state.readers] == [(None, True)]
 
 
 def test_messages_are_read_from_a_seq_or_from_the_end(tmp_path: Path) -> None:

@@ -152,6 +152,17 @@ def test_a_strict_socket_refuses_unknown_members() -> None:
     play(scenario)
 
 
+@pytest.mark.parametrize("topics", ['"t":{},"t":{"tail":true}', '"t":{},"\\u0074":{}'])
+def test_a_topic_that_a_subscription_names_twice_is_refused(topics: str) -> None:
+    async def scenario(server: WatchServer) -> None:
+        client = await server.talk()
+        await client.send_text('{"op":"subscribe","topics":{' + topics + "}}")
+        (refused,) = await client.take("error")
+        assert refused["code"] == "invalid_request" and "topics.t comes twice" in refused["message"]
+
+    play(scenario)
+
+
 @pytest.mark.parametrize("twice", ['"topic":"t","topic":"t"', '"topic":"t","op":"publish"'])
 def test_a_member_of_a_command_that_comes_twice_is_refused(twice: str) -> None:
     async def scenario(server: WatchServer) -> None:

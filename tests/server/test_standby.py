@@ -200,7 +200,7 @@ def test_a_standby_is_promoted_and_another_one_follows_it(
         client.append("t", "second")
         eventually("it is there", lambda: values(standby.url) == ["first", "second"])
     refused = run("everlog", "promote", tmp_path / "copy" / "data", "--from", url)
-    assert refused.returncode == 1 and "another process has" in refused.stderr
+    assert refused.returncode == 1 and f"process {standby.command.process.pid} has" in refused.stderr
     with running_server(tmp_path / "third", "--from", url, *SOON) as third:
         standby.stop_cleanly()
         result = run("everlog", "promote", tmp_path / "copy" / "data", "--from", url)

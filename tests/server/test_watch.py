@@ -11,7 +11,7 @@ from everlog.server.auth import KeyRing
 from everlog.server.settings import ServerSettings
 from everlog.server.sse import event_id
 from everlog.topics import NewRecord
-from tests.support.http_peers import settle, until
+from tests.support.http_peers import poll_sockets, until
 from tests.support.watch_servers import HEARTBEAT, Frame, SseClient, WatchServer, play
 
 KEYED = ServerSettings(api_keys=KeyRing.parse("alpha:r:a,beta:rw,gamma:w"))
@@ -610,7 +610,7 @@ def test_a_heartbeat_comes_after_silence_only() -> None:
         server.append("a")
         await client.take("record")
         server.timers.advance(0.9)
-        await settle()
+        await poll_sockets()
         server.timers.advance(0.11)
         (heartbeat,) = await client.take(HEARTBEAT)
         assert heartbeat.text == b": hb"

@@ -20,7 +20,7 @@ from everlog.server.settings import ServerSettings
 from everlog.server.socket_session import UNANSWERED_MAX
 from everlog.server.websocket import JOINED_BYTES, QUEUE_MESSAGES, text_frame
 from tests.support.effort import effort
-from tests.support.http_peers import LOOPS, settle, until
+from tests.support.http_peers import LOOPS, poll_sockets, until
 from tests.support.watch_servers import WatchServer, WebSocketClient, bearer, play, upgrade_request
 
 KEYED = ServerSettings(api_keys=KeyRing.parse("alpha,beta:r:b"))
@@ -512,7 +512,7 @@ def test_commands_of_a_client_that_does_not_read_stay_in_the_kernel(loop: str) -
             assert session._unanswered <= UNANSWERED_MAX
             queued, buffered = waiting(server)
             assert queued <= QUEUE_MESSAGES and buffered <= JOINED_BYTES
-            await settle()
+            await poll_sockets()
         answered = 0
         while answered < sent:
             assert (await client.next())["request_id"] == text

@@ -282,6 +282,8 @@ class JobbedTruth:
                 queue.is_vague = False
                 for job in queue.jobs.values():
                     job.is_fresh = False  # it may have been delivered
+                    if not job.is_leased(now_ms):
+                        job.deadline_ms = None  # or it is leased anew, so what an ack of it does is unknown
         self._look_at_ticks(engine)
 
     def _adopt(self, name: str, queue: SimQueue, found: dict[int, int], *, may_be_old: bool) -> None:

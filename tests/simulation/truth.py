@@ -55,10 +55,10 @@ def create_step(config: TopicConfig, birth: Birth) -> Step:
 
 
 def configure_step(config: TopicConfig, times_ms: list[int]) -> Step:
-    """The topic gets another configuration, at the last of these times: first it is logged."""
+    """The topic gets another configuration: logged at the first of these times, in force from the last."""
 
     def apply(state: State) -> State:
-        _existing(state).configure(config, times_ms[-1])
+        _existing(state).configure(config, times_ms[0], times_ms[-1])
         return state
 
     return Step("configure", apply)
@@ -341,10 +341,15 @@ class TopicTruth:
             self.last_epoch = self.now.epoch
 
     def _note_unsure(self, how: str) -> None:
-        """A missing record was deleted, or lost together with its deletion; the two look alike."""
+        """A missing record was deleted, or lost together with its deletion; the two look alike.
+
+        What was deleted in an ephemeral topic was never on disk: its seqs are holes.
+        """
         if self.now is not None and self.now.deleted is not None and how != "clean":
-            certain = set() if self._base is None else self._base.deleted or set()
-            self.now.unsure |= self.now.deleted - certain
+            base = self._base
+            is_on_disk = base is not None and base.durability != "ephemeral"
+            certain = base.deleted if base is not None and is_on_disk else None
+            self.now.unsure |= self.now.deleted - (certain or set())
 
     def _accept(self, candidate: State, seen: Seen | None, now_ms: int, how: str) -> State:
         if candidate is None or seen is None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from datetime import date
 from pathlib import Path
 from typing import Any
 
@@ -15,14 +16,15 @@ from typer.testing import CliRunner, Result
 import everlog.pipeline
 from everlog.cli.main import app
 from everlog.cli.pipeline import DECODINGS
+from everlog.clock import NS_PER_DAY
 from everlog.errors import InvalidConfig
 from everlog.lake_reports import ArchiveProgress, AuditSummary, read_report
 from everlog.market import decoding
 from everlog.market.protocol import TypeId, new_l3_records
+from everlog.pipeline.accounts import day_of
 from everlog.pipeline.jobs.archive import archive_queue, archive_topics
 from everlog.pipeline.jobs.audit import StreamAudit, audit_queue, audit_topics
 from everlog.pipeline.jobs.batches import APPLICATION_FILE
-from everlog.pipeline.jobs.market_tasks import NS_PER_DAY
 from everlog.pipeline.lake import LakeTable
 from everlog.pipeline.tables.schemas import ORDERS_L3
 from everlog.queue import Queue
@@ -31,6 +33,14 @@ from tests.support.processes import eventually
 from tests.support.server_processes import running_server
 
 pytestmark = pytest.mark.timeout(300)
+
+
+def test_the_first_and_the_last_nanosecond_of_a_day_are_of_that_day(spark: SparkSession) -> None:
+    days = range(19_000, 19_003)
+    times = [day * NS_PER_DAY + at_ns for day in days for at_ns in (0, 1, NS_PER_DAY - 1)]
+    frame = spark.createDataFrame([(time,) for time in times], "ts_ns long")
+    found = [row[0].toordinal() for row in frame.select(day_of("queue", ())).collect()]
+    assert found == [date(1970, 1, 1).toordinal() + day for day in days for _ in range(3)]
 
 
 def append(api: HttpApi, topic: str, count: int, **fields: Any) -> None:
@@ -173,6 +183,29 @@ def test_a_filled_table_without_its_checkpoint_is_not_filled_again(
     archive_queue(spark, path, lake, "messages")
     with pytest.raises(InvalidConfig, match="has been filled"):
         archive_queue(spark, path, lake, "messages", checkpoint=str(tmp_path / "elsewhere"))
+
+
+def test_a_table_takes_several_queues_each_with_its_own_checkpoint(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    one, other, lake = str(tmp_path / "one"), str(tmp_path / "other"), str(tmp_path / "lake")
+    for path, count in ((one, 3), (other, 2)):
+        with Queue.open_publisher(path, segment_size=1 << 14) as writer:
+            for _ in range(count):
+                writer.append(7, b"x")
+    assert archive_queue(spark, one, lake, "messages").rows == 3
+    with pytest.raises(InvalidConfig, match=f"is of queue {one}, not of {other}.*--checkpoint"):
+        archive_queue(spark, other, lake, "messages")
+    for rows in (2, 0):
+        again = archive_queue(spark, other, lake, "messages", checkpoint=str(tmp_path / "checkpoint"))
+        assert again.rows == rows
+    found = audit_queue(spark, lake, "messages").streams
+    assert [(stream.name, stream.delivered, stream.is_sound) for stream in found] == [
+        (one, 3, True),
+        (other, 2, True),
+    ]
+    os.rename(one, tmp_path / "moved")  # the same queue, elsewhere
+    assert archive_queue(spark, str(tmp_path / "moved"), lake, "messages").rows == 0
 
 
 def partitions(lake: str, table: str) -> tuple[tuple[str, ...] | None, set[str]]:

@@ -7,6 +7,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import deltalake
+import msgspec
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
@@ -176,6 +178,81 @@ def test_a_table_that_was_filled_wrongly_differs_from_its_source(
     assert alone.is_sound
     (compared,) = audit_queue(spark, str(tmp_path), "wrong", queue=str(archived / "queue")).streams
     assert (compared.altered_ranges, compared.is_sound) == ([(77, 77)], False)
+
+
+def test_records_that_were_lost_while_a_queue_was_archived_are_missing_without_it(
+    spark: SparkSession, archived: Path, tmp_path: Path
+) -> None:
+    rows = LakeTable(archived / "lake", "messages").read(spark).where("seq not in (77, 78)")
+    for table, options in (("all", {}), ("some", {"typeId": "7"})):
+        LakeTable(tmp_path, table).append(rows, "test", 0, ("date",), stream="queue", options=options)
+    (stream,) = audit_queue(spark, str(tmp_path), "all").streams
+    assert (stream.missing_ranges, stream.deleted) == ([(77, 78)], 0)
+    (stream,) = audit_queue(spark, str(tmp_path), "some").streams
+    assert (stream.missing, stream.deleted) == (0, 2)
+
+
+@pytest.mark.parametrize("change", [{"seq": 500}, {"instance": "another"}, {"queue": "another"}])
+def test_records_that_no_job_has_committed_are_altered(
+    spark: SparkSession, lake: str, change: dict[str, Any]
+) -> None:
+    table = deltalake.DeltaTable(f"{lake}/messages")
+    rows = table.to_pyarrow_table()
+    row = rows.slice(0, 1).to_pylist()[0] | change
+    deltalake.write_deltalake(table, pa.Table.from_pylist([row], schema=rows.schema), mode="append")
+    faults = [one for one in audit_queue(spark, lake, "messages").streams if not one.is_sound]
+    assert [(row["seq"], row["seq"])] == [one.altered_ranges[-1] for one in faults]
+    assert [one.unverified for one in faults] == [0]
+
+
+def test_a_column_that_others_add_hides_no_change(spark: SparkSession, archived: Path, lake: str) -> None:
+    field = deltalake.Field("note", deltalake.schema.PrimitiveType("string"), nullable=True)
+    deltalake.DeltaTable(f"{lake}/messages").alter.add_columns([field])
+    stream = audited(spark, lake, archived / "queue")
+    assert (stream.is_sound, stream.unverified) == (True, 0)
+    rewrite(lake, 150, replaced("payload", 150, b"another"))
+    assert audited(spark, lake).altered_ranges == [(100, 199)]
+    assert audited(spark, lake, archived / "queue").altered_ranges == [(100, 199)]
+
+
+def test_records_in_the_partition_of_another_day_are_altered(spark: SparkSession, lake: str) -> None:
+    log = min(Path(lake, "messages", "_delta_log").glob("*.json"))
+    log.write_text(log.read_text().replace("2023-11-14", "2023-11-15"))
+    Path(lake, "messages", "date=2023-11-14").rename(Path(lake, "messages", "date=2023-11-15"))
+    for other in sorted(log.parent.glob("*.json"))[1:]:
+        other.write_text(other.read_text().replace("2023-11-14", "2023-11-15"))
+    assert audited(spark, lake).altered_ranges == [(0, 299)]
+
+
+def test_a_file_that_is_gone_is_named(spark: SparkSession, lake: str) -> None:
+    file = Path(LakeTable(lake, "messages").files()[0].removeprefix("file://"))
+    file.unlink()
+    (name,) = audit_queue(spark, lake, "messages").unreadable
+    assert name.endswith(file.name)
+
+
+def test_a_stream_of_which_all_commits_are_lost_is_missing(spark: SparkSession, lake: str) -> None:
+    positions = Path(lake, "messages.checkpoint", "archived")
+    known = msgspec.json.decode(positions.read_bytes())
+    positions.write_bytes(msgspec.json.encode([*known, ["another", "its instance", 20]]))
+    (other,) = [one for one in audit_queue(spark, lake, "messages").streams if one.name == "another"]
+    assert other.missing_ranges == [(19, 19)]
+
+
+def test_an_archive_with_damage_as_rows_is_sound_beside_its_queue(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    queue, lake = tmp_path / "queue", str(tmp_path / "lake")
+    with Queue.open_publisher(str(queue), segment_size=1 << 16) as writer:
+        for number in range(20):
+            writer.append(7, b"payload %d" % number)
+    (segment,) = queue.glob("*.q")
+    content = bytearray(segment.read_bytes())
+    content[content.index(b"payload 11")] ^= 1
+    segment.write_bytes(content)
+    archive_queue(spark, str(queue), lake, "messages", options={"onCorrupt": "record"})
+    stream = audited(spark, lake, queue)
+    assert (stream.is_sound, stream.delivered, stream.gap) == (True, 19, 1), stream
 
 
 @pytest.mark.parametrize("column", ["seq", "ts_ns", "payload"])

@@ -16,6 +16,7 @@ from everlog.market.replay import Replay
 from tests.support.command_lines import Started
 from tests.support.http_api import HttpApi
 from tests.support.processes import eventually
+from tests.support.quotes import COLUMNS, top_of
 from tests.support.server_processes import running_server
 from tests.support.spark_cluster import PATIENCE_S, Cluster, running_cluster, write_simulated_queue
 from tests.support.spark_cluster_jobs import MESSAGES_PER_COMMIT
@@ -94,6 +95,6 @@ def test_a_worker_that_is_killed_in_the_middle_changes_nothing(tmp_path: Path) -
     assert archived["batches"] == -(-messages // MESSAGES_PER_COMMIT)
     assert Counter(rows_of(lake, "messages", "seq")) == {(seq,): 1 for seq in range(messages)}
     assert sorted(rows_of(lake, "records", "seq")) == [(seq,) for seq in range(1, RECORDS + 1)]
-    tops = rows_of(lake, "tops", "seq", "bid_price", "bid_size", "ask_price", "ask_size")
-    assert {row[0]: row[1:] for row in tops} == expected_tops(queue)
+    tops = [dict(zip(COLUMNS, row, strict=True)) for row in rows_of(lake, "tops", *COLUMNS)]
+    assert {row["seq"]: top_of(row) for row in tops} == expected_tops(queue)
     assert replayed["rows"] == len(tops)

@@ -11,6 +11,7 @@ import msgspec
 import pytest
 from pyspark.sql import SparkSession
 
+from tests.support.spark_cluster import FREE_PORT
 from tests.support.spark_jobs import run_jobs, write_inputs
 
 ROOT = Path(__file__).parents[2]
@@ -29,7 +30,7 @@ def test_all_jobs_on_spark_connect_write_what_a_local_session_does(
     ended = subprocess.run(
         [sys.executable, "-m", "tests.support.spark_jobs", tmp_path, tmp_path / "remote", answer],
         cwd=ROOT,
-        env={name: value for name, value in os.environ.items() if name != "PYSPARK_GATEWAY_PORT"},
+        env={name: value for name, value in os.environ.items() if name != "PYSPARK_GATEWAY_PORT"} | FREE_PORT,
         capture_output=True,
         text=True,
         timeout=PATIENCE_S,
@@ -38,4 +39,4 @@ def test_all_jobs_on_spark_connect_write_what_a_local_session_does(
     assert ended.returncode == 0, ended.stderr[-3000:]
     found = msgspec.json.decode(answer.read_bytes())
     assert found == run_jobs(spark, tmp_path, tmp_path / "local")
-    assert all(found[name] for name in ("messages", "live", "tops", "features", "features_bars", "events"))
+    assert all(found[name] for name in ("messages", "live", "tops", "features", "bars", "events"))

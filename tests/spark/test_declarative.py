@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -17,22 +16,16 @@ import pytest
 from pyspark.sql import SparkSession
 
 from everlog.pipeline.java import java_home
-from everlog.pipeline.jobs.replay import TOP_SCHEMA, replay_books
+from everlog.pipeline.jobs.replay import replay_books
 from everlog.pipeline.lake import LakeTable
+from everlog.pipeline.tables.schemas import QUOTES
 from everlog.queue import Queue
 from tests.support.processes import eventually
-from tests.support.spark_cluster import write_simulated_queue
+from tests.support.spark_cluster import FREE_PORT, write_simulated_queue
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "declarative"
 PATIENCE_S = 400
-CONNECT_PORT = 15002
 pytestmark = pytest.mark.timeout(2 * PATIENCE_S)
-
-
-def is_free(port: int) -> bool:
-    """Whether nothing listens on a port."""
-    with socket.socket() as one:
-        return one.connect_ex(("127.0.0.1", port)) != 0
 
 
 @contextmanager
@@ -45,10 +38,9 @@ def running(project: Path, queue: Path) -> Iterator[subprocess.Popen[bytes]]:
         "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
         "PYSPARK_PYTHON": sys.executable,
         "SPARK_LOCAL_IP": "127.0.0.1",
+        **FREE_PORT,
         "TZ": "UTC",
     }
-    # The command takes this one and no other.
-    eventually("no other server of Spark Connect runs", lambda: is_free(CONNECT_PORT), PATIENCE_S)
     with (project / "log").open("wb") as log:
         process = subprocess.Popen(
             ["spark-pipelines", "--conf", "spark.sql.catalogImplementation=hive", "run"],
@@ -103,6 +95,6 @@ def test_a_pipeline_whose_driver_was_killed_has_every_message_once(
     assert sorted(decoded) == list(range(first))
     assert rows("gaps", "first_seq") == []
     replay_books(spark, str(queue), str(tmp_path / "lake"), "tops", depth=0)
-    tops = LakeTable(str(tmp_path / "lake"), "tops").read(spark).select(*TOP_SCHEMA.names).collect()
-    assert rows("books", *TOP_SCHEMA.names) == sorted(tuple(row) for row in tops)
+    tops = LakeTable(str(tmp_path / "lake"), "tops").read(spark).select(*QUOTES.arrow.names).collect()
+    assert rows("books", *QUOTES.arrow.names) == sorted(tuple(row) for row in tops)
     assert rows("features", "market_id")

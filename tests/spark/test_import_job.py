@@ -106,3 +106,26 @@ def test_files_that_cannot_be_imported_are_named(
         import_to_lake(spark, FORMAT, [str(tmp_path / "absent")], str(tmp_path), "events")
     with pytest.raises(InvalidConfig, match="valid are tardis-book"):
         import_to_lake(spark, "parchment", files, str(tmp_path), "events")
+
+
+def test_quotes_and_bars_of_a_vendor_become_rows_with_names_and_prices(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    quotes, bars = tmp_path / "quotes.csv", tmp_path / "BTCUSDT-1m-2024-01-02.csv"
+    quotes.write_text(
+        "exchange,symbol,timestamp,local_timestamp,ask_amount,ask_price,bid_price,bid_amount\n"
+        "binance,BTCUSDT,1704153600000000,1704153600000100,2,100.5,100.25,3\n"
+    )
+    bars.write_text(
+        "open_time,open,high,low,close,volume,close_time,quote_volume,count,taker_buy_volume,"
+        "taker_buy_quote_volume,ignore\n1704153600000,1,4,0.5,2,10,1704153659999,15,7,6,9,0\n"
+    )
+    lake = str(tmp_path / "lake")
+    import_to_lake(spark, "tardis-quotes", [str(quotes)], lake)
+    import_to_lake(spark, "binance-klines", [str(bars)], lake)
+    names = ("venue", "symbol", "kind", "bid_price", "bid_size", "ask_price", "ask_size")
+    (row,) = LakeTable(lake, "quotes").read(spark).select(*names).collect()
+    assert tuple(row) == ("binance", "BTCUSDT", "record", 100.25, 3.0, 100.5, 2.0)
+    names = ("venue", "symbol", "open", "high", "low", "close", "volume", "trades", "quote_volume")
+    (row,) = LakeTable(lake, "bars").read(spark).select(*names).collect()
+    assert tuple(row) == ("binance-futures", "BTCUSDT", 1.0, 4.0, 0.5, 2.0, 10.0, 7, 15.0)

@@ -71,6 +71,10 @@ def test_an_archive_goes_on_where_it_ended_and_its_audit_needs_the_store_alone(
     newest = [one.key for one in objects.list("messages/_delta_log")][-1]
     objects.delete([newest])
     assert audit_queue(spark, lake, "messages").streams[0].missing == 100
+    gone = LakeTable(lake, "messages").scan()[1][0].path
+    objects.delete([f"messages/{gone}"])
+    (unreadable,) = audit_queue(spark, lake, "messages").unreadable
+    assert unreadable == gone
     assert objects.exists(f"messages.checkpoint/{ARCHIVED_FILE}")
     assert sorted(os.listdir(tmp_path)) == ["checkpoint", "feed"], "nothing is written elsewhere"
 

@@ -15,6 +15,7 @@ from everlog.pipeline.jobs.replay import replay_books
 from everlog.pipeline.lake import LakeTable
 from tests.support.book_twins import L2Twin, L3Twin, Top
 from tests.support.import_runs import L2Event, import_into, l2_event, messages_of, real_file
+from tests.support.quotes import COLUMNS, top_of
 
 pytestmark = pytest.mark.timeout(600)
 
@@ -25,7 +26,6 @@ FILES = [
 ]
 EVERY = 199
 SETTINGS = BookSettings(unknown_orders="skip")
-COLUMNS = ("seq", "bid_price", "bid_size", "ask_price", "ask_size")
 
 
 def tops_of_one_machine(queue: Path) -> dict[int, Top]:
@@ -71,7 +71,7 @@ def test_real_books_in_spark_are_those_of_one_machine_and_of_the_plain_book(
     import_into(queue, format_name, real_file(name))
     replay_books(spark, str(queue), str(tmp_path / "lake"), "tops", settings=SETTINGS, partitions=2)
     rows = LakeTable(tmp_path / "lake", "tops").read(spark).select(*COLUMNS).collect()
-    found = {row[0]: tuple(row[1:]) for row in rows}
+    found = {row.seq: top_of(row.asDict()) for row in rows}
     assert len(found) == len(rows) >= 50
     assert found == tops_of_one_machine(queue)
     plain = tops_of_the_plain_book(queue, mode)

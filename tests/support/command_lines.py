@@ -66,9 +66,9 @@ class Started:
         self.process = process
         self._buffered = {"stdout": b"", "stderr": b""}
 
-    def line(self, stream: str = "stdout") -> str:
+    def line(self, stream: str = "stdout", timeout_s: float = PATIENCE_S) -> str:
         """Return the next line of a stream; fails if there is none in time."""
-        deadline_s = time.monotonic() + PATIENCE_S
+        deadline_s = time.monotonic() + timeout_s
         pipe = getattr(self.process, stream)
         while b"\n" not in self._buffered[stream]:
             ready = readable(pipe.fileno(), deadline_s - time.monotonic())
@@ -77,6 +77,14 @@ class Started:
             self._buffered[stream] += data
         line, _, self._buffered[stream] = self._buffered[stream].partition(b"\n")
         return line.decode()
+
+    def discard(self) -> None:
+        """Forget the lines that have come, so that the next one is new."""
+        pipe = self.process.stdout
+        assert pipe is not None
+        while readable(pipe.fileno(), 0) and os.read(pipe.fileno(), 65536):
+            pass
+        self._buffered["stdout"] = b""
 
     def end(self, number: signal.Signals) -> tuple[int, str, str]:
         """Send a signal and return the exit code and what was still printed."""

@@ -54,7 +54,7 @@ async def until(condition: Callable[[], bool]) -> None:
         await asyncio.sleep(0.001)
 
 
-async def settle() -> None:
+async def poll_sockets() -> None:
     """Let the loop poll its sockets a few times, so that what was sent on this host has been read."""
     for _ in range(4):
         await asyncio.sleep(0)

@@ -8,8 +8,10 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -117,3 +119,46 @@ def _create_bucket(endpoint: str) -> None:
 def _answers(port: int) -> bool:
     with socket.socket() as probe:
         return probe.connect_ex(("127.0.0.1", port)) == 0
+
+
+class _WithoutConditions(BaseHTTPRequestHandler):
+    """Hands requests on to another server, without the conditions of a PUT."""
+
+    protocol_version = "HTTP/1.1"
+    endpoint = ""
+
+    def _hand_on(self) -> None:
+        body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
+        dropped = ("if-none-match", "if-match", "host")
+        headers = {name: value for name, value in self.headers.items() if name.lower() not in dropped}
+        connection = http.client.HTTPConnection(urlsplit(self.endpoint).netloc, timeout=30)
+        connection.request(self.command, self.path, body, headers)
+        response = connection.getresponse()
+        content = response.read()
+        self.send_response(response.status)
+        for name, value in response.getheaders():
+            if name.lower() not in ("content-length", "transfer-encoding", "connection"):
+                self.send_header(name, value)
+        self.send_header("Content-Length", str(len(content)))
+        self.end_headers()
+        self.wfile.write(content)
+        connection.close()
+
+    do_GET = do_PUT = do_POST = do_DELETE = do_HEAD = _hand_on
+
+    def log_message(self, *_: object) -> None:
+        """Write nothing."""
+
+
+@contextmanager
+def without_conditions(server: S3Server, port: int) -> Iterator[None]:
+    """The same store at another port, as one that ignores If-Match and If-None-Match."""
+    handler = type("Handler", (_WithoutConditions,), {"endpoint": server.endpoint})
+    with ThreadingHTTPServer(("127.0.0.1", port), handler) as proxy:
+        thread = threading.Thread(target=proxy.serve_forever, args=(0.05,))
+        thread.start()
+        try:
+            yield
+        finally:
+            proxy.shutdown()
+            thread.join()

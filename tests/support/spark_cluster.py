@@ -7,11 +7,12 @@ executors as that process's descendants.
 from __future__ import annotations
 
 import os
+import random
 import re
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -35,7 +36,12 @@ spark.executor.memory 512m
 spark.driver.memory 512m
 spark.executor.extraJavaOptions {QUICK_START}
 """
+FREE_PORT = {"SPARK_TESTING": "yes"}
+"""The environment in which a server of Spark Connect that PySpark starts takes a free port."""
+
 MASTER_STARTED = re.compile(r"Starting Spark master at (spark://\S+)")
+EXECUTOR = b"CoarseGrainedExecutorBackend"
+DRIVER_LOG = "driver.log"
 WORKER_REGISTERED = "Successfully registered with master"
 
 
@@ -115,6 +121,27 @@ class Cluster:
         """Kill the oldest worker and its executor, without a warning."""
         self._workers.pop(0).kill()
 
+    def kill_executor(self, choice: random.Random) -> None:
+        """Kill one of the executors, without its worker, which starts another one."""
+        _kill_one("an executor", self._executors, choice)
+
+    def kill_python(self, choice: random.Random) -> None:
+        """Kill a Python process of an executor: one that runs tasks, or the one that forks them."""
+        _kill_one("a Python process of an executor", self._pythons, choice)
+
+    def _executors(self) -> list[int]:
+        """The Java processes that run tasks, of applications that still run."""
+        below = [pid for one in self._workers for pid in _descendants(one.process.pid)]
+        return [pid for pid in below if EXECUTOR in _command_of(pid)]
+
+    def _pythons(self) -> list[int]:
+        """The Python processes of executors."""
+        return [pid for executor in self._executors() for pid in _descendants(executor)]
+
+    def driver_log(self) -> str:
+        """What the last driver has said to standard error."""
+        return (self._folder / DRIVER_LOG).read_text(errors="replace")
+
     def stop(self) -> None:
         """End everything."""
         for daemon in [*self._workers, self._master]:
@@ -138,7 +165,7 @@ class Cluster:
     @contextmanager
     def driver(self, module: str, *words: object) -> Iterator[Started]:
         """Run a module as a driver for as long as the block lasts; killed if it has not ended by then."""
-        log = (self._folder / "driver.log").open("wb")
+        log = (self._folder / DRIVER_LOG).open("wb")
         process = subprocess.Popen(
             [sys.executable, "-m", module, self.url, *map(str, words)],
             cwd=ROOT,
@@ -178,6 +205,27 @@ def write_simulated_queue(path: str, events: int, symbols: int) -> int:
         for block in venue.blocks(events):
             block.append_to(writer)
         return int(np.uint64(writer.next_seq))
+
+
+def _kill_one(what: str, listed: Callable[[], list[int]], choice: random.Random) -> None:
+    """Kill one of the listed processes, as soon as there is one."""
+
+    def is_killed() -> bool:
+        pids = listed()
+        with suppress(ProcessLookupError):  # it may end by itself meanwhile
+            if pids:
+                os.kill(choice.choice(pids), signal.SIGKILL)
+                return True
+        return False
+
+    eventually(f"{what} runs", is_killed, PATIENCE_S)
+
+
+def _command_of(pid: int) -> bytes:
+    """The command line of a process, empty if it has ended."""
+    with suppress(OSError):
+        return Path("/proc", str(pid), "cmdline").read_bytes()
+    return b""
 
 
 def _descendants(pid: int) -> list[int]:

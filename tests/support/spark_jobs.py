@@ -59,7 +59,7 @@ def run_jobs(spark: SparkSession, inputs: Path, folder: Path) -> Found:
     import_to_queues(spark, "tardis-book", files, str(folder / "queues"))
     import_to_lake(spark, "tardis-book", files, lake, "events")
     found = {}
-    for name in ("messages", "live", "live_depth", "tops", "features", "features_bars", "events"):
+    for name in ("messages", "live", "live_depth", "tops", "features", "bars", "events"):
         found[name] = sorted(str(tuple(row)) for row in LakeTable(lake, name).read(spark).collect())
     assert found["live"] == found["tops"]
     for path in sorted(folder.rglob("control.meta")):

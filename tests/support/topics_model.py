@@ -175,9 +175,9 @@ class ModelTopic:
         self.records = [record for record in self.records if record.seq >= floor]
         self.cap_floor = max(self.cap_floor, floor)
 
-    def configure(self, config: TopicConfig, now_ms: int) -> None:
-        """Replace the configuration; what it no longer allows goes at once."""
-        self.sweep(now_ms)
+    def configure(self, config: TopicConfig, logged_ms: int, now_ms: int) -> None:
+        """Replace the configuration; the old one holds until the change is logged."""
+        self.sweep(logged_ms)
         self.config = config
         self.sweep(now_ms)
         self.evict()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import gc
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -16,6 +15,7 @@ from everlog.topics import Engine, RecordsDeleted, record_of, tag_search
 from everlog.topics.jobs.steps import Steps
 from everlog.topics.records import NewRecord, parse_match
 from tests.support.engines import EngineHarness, records, sized
+from tests.support.timings import assert_short, repeated_if_slow
 
 TAGS = ("a", "a:1", "a:2", None, "b", "a*", "*", "A", "ü:1")
 
@@ -290,15 +290,6 @@ class StepTimes:
             self.steps.append((time.thread_time_ns() - started_ns) / 1e6)
 
 
-@pytest.fixture
-def timed(request: pytest.FixtureRequest) -> StepTimes:
-    """Without the collector: what other tests left to it is no part of a step."""
-    gc.collect()
-    gc.disable()
-    request.addfinalizer(gc.enable)
-    return StepTimes()
-
-
 def filled(tag_of: Callable[[int], str | None]) -> Engine:
     """A million records of a topic `t` in memory, with the clock of the system: it ends the turns."""
     engine = Engine.open(None)
@@ -321,7 +312,9 @@ def run_steps(
         between()
 
 
-def test_no_step_of_a_delete_below_a_seq_is_long_and_its_counts_are_exact(timed: StepTimes) -> None:
+@repeated_if_slow
+def test_no_step_of_a_delete_below_a_seq_is_long_and_its_counts_are_exact() -> None:
+    timed = StepTimes()
     engine = filled(lambda _: None)
     log = engine._core.topics["t"].log
     held_bytes = log.index_memory_bytes
@@ -331,10 +324,11 @@ def test_no_step_of_a_delete_below_a_seq_is_long_and_its_counts_are_exact(timed:
     while not engine.is_quiet:
         timed.run(engine.poll)
     assert len(timed.steps) > 2  # the memory is freed in several steps
-    assert max(timed.steps) < 10
+    assert_short(timed.steps)
     assert log.index_memory_bytes < held_bytes / 100
 
 
+@repeated_if_slow
 @pytest.mark.parametrize(
     ("tag_of", "match", "expected"),
     [
@@ -345,13 +339,13 @@ def test_no_step_of_a_delete_below_a_seq_is_long_and_its_counts_are_exact(timed:
     ],
 )
 def test_no_step_of_a_delete_by_tag_is_long_and_a_reader_sees_all_of_it_or_nothing(
-    timed: StepTimes,
     monkeypatch: pytest.MonkeyPatch,
     tag_of: Callable[[int], str],
     match: str,
     expected: int,
 ) -> None:
     monkeypatch.setattr("everlog.topics.jobs.steps.SLICE_NS", 500_000)  # several turns on a fast machine, too
+    timed = StepTimes()
     engine = filled(tag_of)
 
     def append_and_look() -> None:
@@ -369,7 +363,7 @@ def test_no_step_of_a_delete_by_tag_is_long_and_a_reader_sees_all_of_it_or_nothi
     assert answer.deleted == expected + len(looks)
     assert (answer.head_seq, answer.count) == (1_000_000 + len(looks), 1_000_000 - expected)
     assert engine._core.totals.bytes == answer.bytes == 4 * answer.count
-    assert max(timed.steps) < 10
+    assert_short(timed.steps)
 
 
 @pytest.fixture

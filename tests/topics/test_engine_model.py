@@ -121,7 +121,7 @@ class EngineMachine(EngineOnDisk):
         if answer.created:
             self.topics[name] = ModelTopic(resolved)
         else:
-            self.topics[name].configure(resolved, now_ms)
+            self.topics[name].configure(resolved, now_ms, now_ms)
 
     @rule(
         name=names,

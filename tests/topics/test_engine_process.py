@@ -36,7 +36,7 @@ def test_a_second_process_is_refused_and_the_first_does_not_notice(tmp_path: Pat
         assert holder.receive() == 0
         before = tree(tmp_path)
         for _ in range(2):
-            with pytest.raises(DataDirInUse, match=str(tmp_path / "data")):
+            with pytest.raises(DataDirInUse, match=f"process {holder.pid} has {tmp_path}/data open"):
                 Engine.open(tmp_path / "data")
         assert tree(tmp_path) == before
         for head_seq in range(1, 4):

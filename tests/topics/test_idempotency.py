@@ -192,9 +192,13 @@ def test_a_key_is_known_after_a_torn_write_only_if_its_records_are_there(tmp_pat
     engine.write()
     engine.abandon()
     whole = path.read_bytes().rstrip(b"\0")
+
+    def without_log(folder: str, _: list[str]) -> list[str]:
+        return [path.name] if Path(folder) == path.parent else []  # allocated, so long to copy
+
     for end in range(before, len(whole) + 1):
         torn = tmp_path / str(end)
-        shutil.copytree(tmp_path / "killed", torn)
+        shutil.copytree(tmp_path / "killed", torn, ignore=without_log)
         (torn / path.relative_to(tmp_path / "killed")).write_bytes(whole[:end])
         engine = open_engine(torn)
         kept = engine.state("t").count

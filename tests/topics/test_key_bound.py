@@ -1,5 +1,6 @@
 """Idempotency keys are bounded in number, and none is forgotten before its window is over."""
 
+import time
 from pathlib import Path
 
 import pytest
@@ -65,3 +66,36 @@ def test_one_append_drops_a_bounded_number_of_keys() -> None:
         for number in range(3):
             keyed(engine, "t", f"new{number}")
         assert engine.key_count == 4
+
+
+def test_old_keys_are_forgotten_as_fast_however_many_are_gone_already() -> None:
+    clock = TestClock(1_700_000_000 * 1000 * NS_PER_MS)
+    with open_engine(None, clock=clock) as engine:
+        count = 60 * KEYS_A_STEP
+        config = TopicConfig(idempotency_window_ms=WINDOW_MS)
+        for number in range(count):
+            engine.append("t", [NewRecord(b"1")], idempotency_key=f"{number}", create=True, config=config)
+        clock.advance_ns((WINDOW_MS + 1) * NS_PER_MS)
+        steps = []
+        for _ in range(count // KEYS_A_STEP):
+            started_ns = time.thread_time_ns()
+            engine.append("t", [NewRecord(b"1")])
+            steps.append(time.thread_time_ns() - started_ns)
+        assert engine.key_count == 0
+        assert sorted(steps)[-6] < 10 * sorted(steps)[5]
+
+
+def test_a_key_that_is_used_again_after_its_window_counts_from_then(tmp_path: Path) -> None:
+    clock = TestClock(1_700_000_000 * 1000 * NS_PER_MS)
+    engine = open_engine(tmp_path, clock=clock)
+    for key in ("again", "other"):
+        assert not keyed(engine, "t", key)
+    clock.advance_ns((WINDOW_MS + 1) * NS_PER_MS)
+    assert not keyed(engine, "t", "again")
+    for _ in range(2):
+        clock.advance_ns(WINDOW_MS // 3 * NS_PER_MS)
+        assert keyed(engine, "t", "again")
+        assert engine.key_count == 1
+        engine.abandon()
+        engine = open_engine(tmp_path, clock=clock)
+    engine.abandon()

@@ -21,7 +21,8 @@ from everlog.market.protocol import (
     crypto_market_id,
     symbol_hash,
 )
-from everlog.market.symbols import AssetType, load_symbols
+from everlog.market.symbol_sources import refresh_symbols
+from everlog.market.symbols import SYMBOLS_FILE, AssetType, load_symbols
 from everlog.market.venues.interface import ImportOptions
 from tests.market.venues.dbn_files import START_NS, UNDEFINED, dbn_file, package, records
 from tests.support.import_runs import import_into, l2_events_of, l3_records_of, payloads_of, run_importer
@@ -116,6 +117,21 @@ def test_definitions_become_versions_of_the_symbol_catalogue(
         ("cme", "X", None, 50.0, AssetType.OPTION, START_NS // 1000),
     ]
     assert [row.is_current for row in found] == [False, True, True, True]
+
+
+def test_a_deleted_instrument_has_no_version_from_then_on(tmp_path: Path) -> None:
+    rows = [
+        definition("ESH4", NANO // 4, security_update_action=b"A"),
+        definition("NQH4", NANO // 4, security_update_action=b"A"),
+        definition("ESH4", NANO // 4, security_update_action=b"D", ts_recv=START_NS + NANO),
+    ]
+    body = records(package.InstrumentDefMsg, 0x13, rows)
+    import_into(tmp_path / "queue", "dbn", dbn_file(tmp_path, "definition", body))
+    found = load_symbols(tmp_path / "queue").versions
+    assert [(one.exchange_symbol, one.is_current) for one in found] == [("ESH4", False), ("NQH4", True)]
+    assert found[0].valid_until_ts == (START_NS + NANO) // 1000
+    (tmp_path / "queue" / SYMBOLS_FILE).unlink()
+    assert refresh_symbols(str(tmp_path / "queue"))[1].versions == found
 
 
 @given(

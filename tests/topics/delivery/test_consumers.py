@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from pathlib import Path
 
 import pytest
@@ -107,6 +108,29 @@ def test_a_consumer_at_the_head_is_not_warned_of_what_was_evicted_behind_it(
         assert consumers.risk("t", "done") is None
         consumers.warn()
     assert [record.args[0] for record in caplog.records if record.args] == ["behind"]  # type: ignore[index]
+
+
+def test_many_consumers_are_warned_of_in_steps_each_once(caplog: pytest.LogCaptureFixture) -> None:
+    clock = TestClock()
+    with opened(None, clock) as engine:
+        append(engine, 1, cap_records=10)
+        names = [f"c{number:04}" for number in range(1200)]
+        for name in names:
+            engine.consumers.put("t", name)
+        append(engine, 30)
+        steps = []
+        while engine.consumers.is_looking or not steps:
+            engine.consumers.warn()
+            steps.append(len(caplog.records))
+            engine.consumers.delete("t", names[-1])  # others may come and go meanwhile
+        warned = [record.args[0] for record in caplog.records if record.args]  # type: ignore[index]
+        assert warned == names[:-1]
+        assert max(after - before for before, after in itertools.pairwise(steps)) <= 500
+        clock.advance_ns(5_000_000_000)
+        append(engine, 1)
+        engine.consumers.warn()
+        assert not engine.consumers.is_looking
+        assert len(caplog.records) == len(warned)
 
 
 def test_a_second_owner_fences_the_first() -> None:

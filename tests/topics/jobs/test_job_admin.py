@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from everlog.errors import InvalidRequest, JobNotFound, StorageFailed, TopicNotFound
+from everlog.errors import InvalidRequest, JobNotFound, NotAQueue, StorageFailed, TopicFull, TopicNotFound
 from everlog.job_types import JobError
 from everlog.topics import record_of
 from everlog.topics.filters import compile_filter
@@ -180,6 +180,30 @@ def test_letters_without_a_place_to_go_are_left() -> None:
         office.redrive(to="absent")
     with pytest.raises(InvalidRequest):
         office.redrive(to="dead")
+
+
+def test_jobs_are_brought_back_to_job_queues_only() -> None:
+    office = Office(None)
+    office.put("q")
+    office.letters(1)
+    assert office.redrive() == (0, 1)
+    with pytest.raises(NotAQueue) as refused:
+        office.redrive(to="q")
+    assert refused.value.detail == {"topic": "q"}
+    assert (office.state("dead").count, office.state("q").count) == (1, 0)
+
+
+def test_a_job_queue_without_room_takes_what_fits_and_the_rest_is_left() -> None:
+    office = Office(None)
+    office.open_queue(cap_records=5, discard="reject")
+    office.append("q", "there")
+    office.letters(600)
+    assert office.redrive(filter=compile_filter('["data","Ge",300]')) == (4, 296)
+    values = [json.loads(job)["data"] for job in office.claim().jobs]
+    assert values == ["there", 300, 301, 302, 303]
+    with pytest.raises(TopicFull):
+        office.redrive()
+    assert (office.state("dead").count, office.state("q").count) == (596, 5)
 
 
 def test_a_crash_between_copy_and_delete_brings_no_letter_back_twice(

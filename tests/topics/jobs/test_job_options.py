@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,8 @@ from everlog.errors import InvalidRequest, NotAQueue, TopicNotFound
 from everlog.job_types import JobError, JobMembers, RateLimit, Retry
 from everlog.topics import Appended, Claimed, record_of
 from everlog.topics.jobs import job_board
+from everlog.topics.jobs.lease_log import board_of
+from everlog.topics.jobs.lease_table import DUE_AT_ONCE
 from tests.support.engines import EngineHarness
 
 FOREVER_MS = 31_536_000_000
@@ -209,6 +212,52 @@ def test_many_blocked_jobs_do_not_hide_the_one_behind_them(monkeypatch: pytest.M
     assert shop.claimed(1) == [51]
 
 
+def test_a_configuration_wakes_no_more_jobs_of_a_key_than_may_be_leased() -> None:
+    shop = JobQueue(None).open_queue()
+    shop.enqueue(*({"concurrency_key": key} for key in "ab" for _ in range(10)))
+    assert shop.claimed() == [1, 11]
+    board = board_of(shop.engine._core.topics["q"])
+    for paused in (True, False):
+        shop.put("q", type="queue", paused=paused)
+        assert board._order.size == 0
+    shop.put("q", type="queue", concurrency_limit=3)
+    assert board._order.size == 6
+    assert shop.claimed() == [2, 3, 12, 13]
+    shop.ack(3, 13)
+    assert shop.claimed() == [4, 14]
+    shop.put("q", type="queue", concurrency_limit=9, rate_limit=RateLimit(1, 1000, "key"))
+    assert shop.claimed() == [5, 15]
+    shop.put("q", type="queue", concurrency_limit=9)
+    assert shop.claimed() == [6, 7, 8, 9, 10, 16, 17, 18, 19, 20]
+
+
+def test_a_claim_does_not_walk_through_the_keys_of_all_leases() -> None:
+    class Unwalkable(dict[str, int]):
+        def __iter__(self) -> Iterator[str]:
+            raise AssertionError("a claim of two jobs looked at the keys of all leases")
+
+    shop = JobQueue(None).open_queue()
+    shop.enqueue(*({"concurrency_key": f"k{number}"} for number in range(22)))
+    shop.claim(20)
+    board = board_of(shop.engine._core.topics["q"])
+    board._key_leases = Unwalkable(board._key_leases)
+    assert shop.claimed(2) == [21, 22]
+
+
+def test_a_claim_passes_over_many_delayed_jobs_in_steps_and_keeps_the_order(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(job_board, "PASSED_MAX", 100)
+    shop = JobQueue(None).open_queue()
+    shop.enqueue(*({"delay_ms": 3_600_000} for _ in range(1000)), {"priority": -1000}, {})
+    steps = 0
+    while (claimed := shop.engine.claim("q", "w", 1, block=False)).incomplete:
+        steps += 1
+    assert list(claimed.leases) == [1002]
+    assert steps > 5
+    assert not shop.engine.claim("q", "w", 0, block=False).incomplete  # the cursor has moved behind them
+
+
 def test_the_rate_of_a_job_queue_holds_in_every_window() -> None:
     shop = JobQueue(None).open_queue(rate_limit=RateLimit(2, 1000))
     shop.enqueue({}, {}, {}, {}, {})
@@ -262,6 +311,37 @@ def test_a_paused_job_queue_gives_nothing_and_takes_everything() -> None:
 
 
 # --- Failures ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("how", ["delay", "nack", "expiry"])
+def test_of_very_many_jobs_that_become_due_together_a_step_takes_a_bounded_number(how: str) -> None:
+    shop = JobQueue(None).open_queue(lease_ms=FOREVER_MS)
+    count = 2 * DUE_AT_ONCE + 500
+    for _ in range(0, count, 500):
+        if how == "delay":
+            shop.enqueue(*[{"delay_ms": 1000}] * 500)
+        else:
+            shop.append("q", *range(500))
+            leased = shop.claim(500, lease_ms=1000 if how == "expiry" else None).leases
+            if how == "nack":
+                shop.nack(*leased, delay_ms=1000)
+    shop.advance_ms(1001 if how == "expiry" else 1000)
+    if how == "expiry":  # that some are left makes none of them valid again
+        assert shop.engine.ack("q", "w", [count]).skipped == [count]
+        assert shop.engine.nack("q", "w", [count - 1]).skipped == [count - 1]
+        assert shop.ready == count
+        return
+    assert [shop.ready for _ in range(4)] == [DUE_AT_ONCE, 2 * DUE_AT_ONCE, count, count]
+    assert sorted(seq for _ in range(count // 500) for seq in shop.claimed(500)) == list(range(1, count + 1))
+
+
+def test_a_claim_that_leaves_due_jobs_for_the_next_step_says_that_they_are_due() -> None:
+    shop = JobQueue(None).open_queue()
+    for _ in range(0, DUE_AT_ONCE + 500, 500):
+        shop.enqueue(*[{"delay_ms": 1000, "concurrency_key": "k"}] * 500)
+    shop.advance_ms(1000)
+    assert shop.engine.expire_jobs("q") == 0
+    assert shop.engine.expire_jobs("q") is None
 
 
 def test_the_delay_of_a_nack_follows_the_retry_of_the_topic() -> None:

@@ -101,7 +101,7 @@ class RouterMachine(EngineOnDisk):
         config = self._config(name, config)
         self.engine.wait_for(self.engine.put_topic(name, config).commit)
         topic = self._create(name, config)
-        topic.configure(config.resolved(name), self.now_ms)
+        topic.configure(config.resolved(name), self.now_ms, self.now_ms)
 
     @rule(name=names, drafts=drafts)
     def append(self, name: str, drafts: list[Draft]) -> None:

@@ -89,7 +89,7 @@ def append_all(
 ) -> AppendPlan:
     """Plan, write and apply an append, as a checkpoint does."""
     sizes = [0 if record is None else len(record) + 60 for record in records]
-    plan = segments.plan_append(first_seq, sizes, now_ms)
+    plan = segments.plan_stretches([(first_seq, sizes)], now_ms)
     plan.prepare(tier)
     for piece in plan.pieces:
         start = piece.first_seq - first_seq

@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from everlog.clock import SystemClock
-from everlog.errors import Corrupt, InvalidRequest, Io, ObjectStoreFailed, Superseded
+from everlog.errors import Corrupt, InvalidConfig, InvalidRequest, Io, ObjectStoreFailed, Superseded
 from everlog.fs import OsFs
 from everlog.objects import ObjectStore, open_store
 from everlog.topics import Engine, EngineSettings, TopicConfig, record_of
@@ -365,3 +365,58 @@ def test_what_a_takeover_may_have_lost_is_a_tombstone_and_its_seqs_are_not_used_
     copy.checkpoint(2)
     copy.restart()
     assert all(copy.gap(name, 7) == (8, end, "corrupt") for name in "abcd")
+
+
+def test_a_wrong_url_is_refused_before_anything_is_recovered(tmp_path: Path) -> None:
+    with pytest.raises(InvalidConfig, match="is no object store"):
+        Engine.open(tmp_path / "data", EngineSettings(backup_url="/no/url"))
+    assert [path.name for path in (tmp_path / "data").rglob("*") if path.is_file()] == [".topics.lock"]
+
+
+def test_a_lost_shipment_is_named_and_what_was_shipped_before_is_restored(
+    harness: EngineHarness, tmp_path: Path
+) -> None:
+    store = bucket(tmp_path)
+    shipper = shipper_of(harness, store)
+    states: list[list[Any]] = []
+    for number in range(5):
+        harness.append("a", f"n{number}")
+        shipper.round()
+        states.append(harness.values("a"))
+    newest = last_number(store, "log")
+    lost = newest - 2
+    follower = Restorer(store, str(tmp_path / "follower"), OsFs())
+    follower.restore(at_shipment=lost - 1, is_final=False)
+    store.delete([log_key(lost)])
+    with pytest.raises(Corrupt, match=f"{log_key(lost)} is missing.*--at {lost - 1}"):
+        restored(store, fresh(tmp_path))
+    with pytest.raises(Corrupt, match=f"{log_key(lost)} is missing"):
+        follower.follow()
+    follower.close()
+    assert restored(store, fresh(tmp_path, "before"), at_shipment=lost - 1).values("a") == states[1]
+
+
+def test_a_shipment_that_a_base_needs_is_missed_even_if_none_is_behind_it(
+    harness: EngineHarness, tmp_path: Path
+) -> None:
+    store = bucket(tmp_path)
+    shipper_of(harness, store).round()
+    newest = last_number(store, "log")
+    assert last_number(store, "base") > newest
+    store.delete([log_key(newest)])
+    with pytest.raises(Corrupt, match=f"{log_key(newest)} is missing"):
+        restored(store, fresh(tmp_path))
+
+
+@pytest.mark.parametrize("folder", ["indexes", "data"])
+@pytest.mark.parametrize("harm", [lambda data: data[:-3], lambda data: data + b"x", lambda data: b""])
+def test_a_part_of_a_segment_that_was_cut_or_changed_is_named(
+    harness: EngineHarness, tmp_path: Path, folder: str, harm: Callable[[bytes], bytes]
+) -> None:
+    harness.checkpoint()
+    store = bucket(tmp_path)
+    shipper_of(harness, store).round()
+    key = next(iter(store.list(folder))).key
+    store.put(key, harm(store.get(key).data))
+    with pytest.raises(Corrupt, match=f"{key} does not match its checksum"):
+        restored(store, fresh(tmp_path))

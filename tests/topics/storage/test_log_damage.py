@@ -9,6 +9,7 @@ import pytest
 
 from everlog.errors import DamagedData
 from everlog.fs import OsFs
+from everlog.topics.routing.definitions import RouterConfig
 from everlog.topics.storage import layout
 from everlog.topics.storage.log_survey import next_frame, survey
 from everlog.topics.storage.synced_ends import SyncedEnd, SyncedEnds, read_ends
@@ -281,3 +282,30 @@ def test_a_lost_or_damaged_file_of_synced_ends_is_reported(killed: EngineHarness
         assert killed.state("t").head_seq == RECORDS
         killed.engine.abandon()
         path.write_bytes(whole)
+
+
+def test_copies_whose_entry_in_the_log_is_lost_get_a_tombstone(tmp_path: Path) -> None:
+    """Later copies follow in the destination, so only a tombstone tells of the earlier ones."""
+    harness = EngineHarness(tmp_path, shards=2)
+    for name in ("source", "dest"):
+        harness.put(name, durability="fsync")
+    harness.wait_for(harness.engine.put_router("r", RouterConfig(source="source", dest="dest")).commit)
+    for number in range(20):
+        harness.append("source", number)
+        assert harness.values("dest")[-1] == number
+    path = max(path for path in (harness.data_dir / "wal").rglob("wal-*.log") if record_offsets(path))
+    harness.engine.abandon()
+    offset = record_offsets(path)[10]
+    content = bytearray(path.read_bytes())
+    for _ in range(2):  # a record, and the entry that says where its copy went
+        frame_len = int.from_bytes(content[offset : offset + 4], "little")
+        content[offset + 20] ^= 1
+        offset += frame_len + 4
+    path.write_bytes(content)
+    harness.open_with(on_damage="serve")
+    for _ in range(2):
+        assert read_through(harness, "source")[1] == [(11, 11, "corrupt")]
+        seqs, gaps = read_through(harness, "dest")
+        assert gaps == [(11, 11, "corrupt")]
+        assert seqs == [seq for seq in range(1, 21) if seq != 11]
+        harness.crash()

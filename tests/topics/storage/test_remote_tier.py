@@ -10,7 +10,15 @@ from typing import Any
 import pytest
 from hypothesis import settings
 
-from everlog.errors import Corrupt, EverlogError, Fenced, InvalidConfig, ObjectStoreFailed, TopicDamaged
+from everlog.errors import (
+    Corrupt,
+    EverlogError,
+    Fenced,
+    InvalidConfig,
+    ObjectStoreFailed,
+    TopicDamaged,
+    Unsupported,
+)
 from everlog.fs import OsFs
 from everlog.objects import DirectoryStore
 from everlog.topics import Engine, EngineSettings, record_of
@@ -189,6 +197,49 @@ def test_a_store_that_fails_delays_no_append_and_reads_work_again(
     harness.advance_ms(2000)
     assert harness.values("t") == list(range(40))
     assert harness.engine.relocate() > 0
+
+
+@pytest.mark.parametrize("harm", ["version 1", "a flipped bit"])
+def test_a_start_needs_no_request_once_the_heads_of_frames_are_beside_the_index(
+    harness: EngineHarness, monkeypatch: pytest.MonkeyPatch, harm: str
+) -> None:
+    harness.engine.relocate()
+    with monkeypatch.context() as broken:
+        broken.setattr(DirectoryStore, "get_ranges", _unreachable)
+        harness.crash()
+        assert harness.delete("t", match="x1").deleted == 6
+    assert harness.values("t") == [number for number in range(COUNT) if number % 4 != 1]
+    harness.engine.abandon()
+    for path in (harness.data_dir / "remote").rglob("seg-*.data"):
+        content = bytearray(path.read_bytes())
+        if harm == "version 1":
+            stub = json.loads(content.partition(b"\n")[0])
+            del stub["heads_checksum"]
+            content = bytearray(json.dumps(stub | {"version": 1}).encode())
+        else:
+            content[-1] ^= 1
+        path.write_bytes(content)
+    kinds = [finding.kind for finding in verify(str(harness.data_dir), OsFs()).errors]
+    assert kinds == ([] if harm == "version 1" else ["bad_checksum"] * 3)
+    with monkeypatch.context() as broken:
+        broken.setattr(DirectoryStore, "get_ranges", _unreachable)
+        with pytest.raises(ObjectStoreFailed):
+            harness.open_with()
+    harness.open_with()  # fetches the data once
+    with monkeypatch.context() as broken:
+        broken.setattr(DirectoryStore, "get_ranges", _unreachable)
+        harness.crash()
+    assert harness.delete("t", match="x2").deleted == 5
+    assert findings(harness) == []
+
+
+def test_a_stub_of_a_later_version_is_refused_with_its_path(harness: EngineHarness) -> None:
+    harness.engine.relocate()
+    harness.engine.abandon()
+    path = next((harness.data_dir / "remote").rglob("seg-*.data"))
+    path.write_bytes(path.read_bytes().replace(b'"version":2', b'"version":3'))
+    with pytest.raises(Unsupported, match=f"{path.name} has version 3"):
+        harness.open_with()
 
 
 def _unreachable(*_: object) -> None:

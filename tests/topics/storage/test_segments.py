@@ -152,7 +152,7 @@ def test_without_an_age_limit_a_segment_never_grows_old(tmp_path: Path) -> None:
 def test_seqs_that_are_in_a_segment_cannot_be_appended_again(tmp_path: Path) -> None:
     _, segments = filled_tier(tmp_path, 6, 4)
     with pytest.raises(ValueError, match="seq 6 is in a segment already"):
-        segments.plan_append(6, [50], 0)
+        segments.plan_stretches([(6, [50])], 0)
 
 
 def test_a_segment_without_any_record_is_loaded(tmp_path: Path) -> None:
@@ -263,7 +263,7 @@ def test_a_plan_that_was_written_but_not_applied_is_undone_by_the_next(tmp_path:
     tier = open_tier(tmp_path)
     segments = SegmentSet(SegmentLimits(max_events=5, max_age_ms=10))
     append_all(tier, segments, 1, sample_records(1, 3))
-    plan = segments.plan_append(4, [60] * 5, 5)
+    plan = segments.plan_stretches([(4, [60] * 5)], 5)
     assert [(piece.segment_id, piece.first_seq, piece.count) for piece in plan.pieces] == [
         (1, 4, 2),
         (6, 6, 3),
@@ -771,7 +771,7 @@ def test_records_of_a_topic_log_are_rendered_from_their_segments(tmp_path: Path)
     tier = open_tier(tmp_path)
     segments = SegmentSet(SegmentLimits(max_events=3))
     sources = SegmentSources(table, mapped_count_max=1)
-    plan = segments.plan_append(1, log.places(np.arange(1, 6, dtype=np.uint64))["size"], 0)
+    plan = segments.plan_stretches([(1, log.places(np.arange(1, 6, dtype=np.uint64))["size"])], 0)
     for piece in plan.pieces:
         data, index = FrameBuffer(), FrameBuffer()
         last_seq = piece.first_seq + piece.count - 1

@@ -22,7 +22,7 @@ def path_of(meta: Path, number: int) -> Path:
 
 def with_two(meta: Path) -> None:
     for number in (1, 2):
-        snapshot.write(UnsyncedFs(), str(meta), number, b"state %d" % number * 20)
+        snapshot.write(UnsyncedFs(), str(meta), number, [b"state %d" % number * 20])
 
 
 def flip(path: Path, bit: int) -> None:
@@ -37,7 +37,7 @@ def test_the_newest_payload_comes_back(
 ) -> None:
     meta = str(tmp_path_factory.mktemp("meta"))
     for number, payload in enumerate(payloads, start=1):
-        snapshot.write(UnsyncedFs(), meta, number, payload)
+        snapshot.write(UnsyncedFs(), meta, number, [payload])
     assert snapshot.newest(UnsyncedFs(), meta) == (len(payloads), payloads[-1], [])
     assert snapshot.numbers(UnsyncedFs(), meta) == list(range(1, len(payloads) + 1))
 
@@ -119,7 +119,7 @@ def test_pruning_keeps_the_newest(
 ) -> None:
     meta = tmp_path_factory.mktemp("meta")
     for number in numbers:
-        snapshot.write(UnsyncedFs(), str(meta), number, b"%d" % number)
+        snapshot.write(UnsyncedFs(), str(meta), number, [b"%d" % number])
     (meta / "snapshot-0000000000000099.bin.tmp").touch()
     removed = snapshot.prune(UnsyncedFs(), str(meta), keep)
     left = sorted(numbers)[-keep:]
@@ -136,7 +136,7 @@ def test_pruning_everything_is_refused(tmp_path: Path) -> None:
 
 def replace_oldest(root: Path, fs: FaultFs) -> None:
     """What a checkpoint does: a new snapshot, then the oldest one goes."""
-    snapshot.write(fs, str(root), 3, b"state 3" * 20)
+    snapshot.write(fs, str(root), 3, [b"state 3" * 20])
     snapshot.prune(fs, str(root), keep=2)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from everlog.errors import DataDirInUse, Io
+from everlog.errors import CorruptMetadata, DataDirInUse, Io
 from everlog.fs import OsFs
 from everlog.topics.storage import layout
 from everlog.topics.storage.verify import Finding, Progress, verify
@@ -93,7 +94,7 @@ def test_nothing_is_changed(crashed: Path) -> None:
 
 def test_a_directory_in_use_is_refused(tmp_path: Path) -> None:
     engine = open_small(tmp_path)
-    with pytest.raises(DataDirInUse):
+    with pytest.raises(DataDirInUse, match=f"process {os.getpid()} has "):
         findings(tmp_path)
     engine.close()
     assert findings(tmp_path) == []
@@ -272,3 +273,20 @@ def test_a_segment_that_the_snapshot_lists_and_that_is_gone_is_found(stopped: Pa
     lost.with_suffix(".idx").unlink()
     found = verify(str(stopped / "data"), OsFs(), str(stopped / "cold")).findings
     assert [(finding.path, finding.kind) for finding in found] == [(str(lost), "missing_part")]
+
+
+def test_a_segment_that_is_gone_is_found_without_the_cold_directory_too(tmp_path: Path) -> None:
+    data = stopped_directory(tmp_path)
+    assert {finding.kind for finding in verify(str(data), OsFs()).errors} == {"missing_part"}
+
+
+@pytest.mark.parametrize("is_crashed", [False, True])
+def test_a_directory_without_a_snapshot_and_with_half_a_log_is_found(
+    tmp_path: Path, is_crashed: bool
+) -> None:
+    (crashed_directory if is_crashed else stopped_directory)(tmp_path)
+    for snapshot in [*(tmp_path / "data").rglob("*.copy"), *(tmp_path / "data" / "meta").iterdir()]:
+        snapshot.unlink()
+    assert "no_snapshot" in {finding.kind for finding in errors(tmp_path)}
+    with pytest.raises(CorruptMetadata, match="no snapshot"):
+        open_small(tmp_path)
