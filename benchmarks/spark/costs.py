@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 
 import pyarrow as pa
@@ -15,8 +16,9 @@ import pyarrow as pa
 from everlog.market import BookSet, Outputs, ResultMemory
 from everlog.market.venues.simulated import SimulatedVenue
 from everlog.pipeline import queue_ranges
-from everlog.pipeline.jobs.market_tasks import TaskFilter, task_messages
+from everlog.pipeline.jobs.market_tasks import TaskFiles, TaskFilter, task_messages
 from everlog.pipeline.jobs.refine import refine_symbols
+from everlog.pipeline.jobs.replay import TOP, BookTables, ReplayPlan
 from everlog.pipeline.lake_files import write_files
 from everlog.pipeline.lake_places import LakePlace
 from everlog.pipeline.refinery import Refinery, Symbols
@@ -27,6 +29,7 @@ from everlog.seq_ranges import Gap, SeqRange
 
 SYMBOLS = 20
 MANY_SYMBOLS = 5000
+COMPARED_SYMBOLS = 2000
 Numbers = dict[str, float]
 
 
@@ -71,12 +74,42 @@ def replay(path: str, held: SeqRange) -> int:
     for some in task_messages(path, held, TaskFilter(1, 0), books):
         assert not isinstance(some, Gap)
         books.apply_packed(some.packed, want, memory)
-        count += len(some)
+        count += len(some.chosen)
     return count
 
 
 def _replayed(path: str) -> int:
     return replay(path, queue_ranges.bounds(path))
+
+
+def _tabled(path: str, folder: Path) -> int:
+    """Write the tables of the job `replay`, as one task of it does; return the events."""
+    plan, count = ReplayPlan(), 0
+    specs = plan.tables(str(folder), "tops", path)
+    files = {kind: TaskFiles(spec.table.place, spec.partition_by, spec.rows) for kind, spec in specs.items()}
+    books = BookTables(plan, {kind: kind for kind in specs})
+    for rows in books.replay(path, queue_ranges.bounds(path), TaskFilter(1, 0)):
+        count += rows.batch.num_rows if rows.table == TOP else 0
+        for _ in files[rows.table].write(rows.batch):
+            pass
+    for one in files.values():
+        for _ in one.finish():
+            pass
+    return count
+
+
+def _tables_of_many_markets(folder: Path, events: int) -> Numbers:
+    """The rate of the tables of one market and of many, and what an event of many costs over one of one."""
+    rates = []
+    for symbols in (1, COMPARED_SYMBOLS):
+        path = str(folder / f"symbols-{symbols}")
+        _write_levels(path, events, symbols)
+        rates.append(_rate(partial(_tabled, path, folder / f"tables-{symbols}")))
+    return {
+        "core_tables_one_per_s": rates[0],
+        "core_tables_many_per_s": rates[1],
+        "core_tables_many_cost": rates[0] / rates[1],
+    }
 
 
 def core_costs(folder: Path, orders: str, events: int) -> Numbers:
@@ -99,6 +132,7 @@ def core_costs(folder: Path, orders: str, events: int) -> Numbers:
         "core_replay_l2_per_s": _rate(lambda: _replayed(levels)),
         "core_replay_many_per_s": _rate(lambda: _replayed(many)),
         "core_refine_per_s": _rate(refine),
+        **_tables_of_many_markets(folder, events),
     }
     # Last, since these are held in memory: nothing else should have to look for its own.
     batches = list(_decoded(orders))

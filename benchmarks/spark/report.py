@@ -11,7 +11,7 @@ from rich.text import Text
 
 from benchmarks.engine.report import MEGA, Results, short
 from benchmarks.queue.report import Row, Section, Target, Verdict
-from benchmarks.spark.costs import MANY_SYMBOLS, SYMBOLS
+from benchmarks.spark.costs import COMPARED_SYMBOLS, MANY_SYMBOLS, SYMBOLS
 from benchmarks.spark.measures import FULL, Sizes
 
 MEBI = 1 / (1 << 20)
@@ -52,6 +52,31 @@ def _as_it_grows(sizes: Sizes) -> Section:
             Row(
                 f"memory, {longest} over {shortest}", "memory_growth", "x", _target(sizes, 1.1, at_most=True)
             ),
+        ),
+    )
+
+
+def _of_one_core(sizes: Sizes) -> Section:
+    return Section(
+        "One core without Spark, by its processor time",
+        (
+            _rate("read and verified", "core_read_per_s"),
+            _rate("decoded, orders, all columns", "core_decode_l3_per_s"),
+            _rate("decoded, orders, two columns", "core_decode_two_per_s"),
+            _rate("decoded, price levels, all columns", "core_decode_book_per_s"),
+            _rate("books of orders", "core_replay_l3_per_s"),
+            _rate(f"books of price levels, {SYMBOLS} markets", "core_replay_l2_per_s"),
+            _rate(f"books of price levels, {MANY_SYMBOLS} markets", "core_replay_many_per_s"),
+            _rate("tables of tops and depth, 1 market", "core_tables_one_per_s"),
+            _rate(f"tables of tops and depth, {COMPARED_SYMBOLS} markets", "core_tables_many_per_s"),
+            Row(
+                f"cost of an event of {COMPARED_SYMBOLS} markets over one of 1",
+                "core_tables_many_cost",
+                "x",
+                _target(sizes, 3, at_most=True),
+            ),
+            _rate("refined", "core_refine_per_s"),
+            _rate("written to Parquet, zstd", "core_parquet_per_s"),
         ),
     )
 
@@ -105,20 +130,7 @@ def sections(sizes: Sizes) -> tuple[Section, ...]:
                 Row(f"aggregated inside the tasks, {longest} records", "scale_linear", "x", at_least(1.7)),
             ),
         ),
-        Section(
-            "One core without Spark, by its processor time",
-            (
-                _rate("read and verified", "core_read_per_s"),
-                _rate("decoded, orders, all columns", "core_decode_l3_per_s"),
-                _rate("decoded, orders, two columns", "core_decode_two_per_s"),
-                _rate("decoded, price levels, all columns", "core_decode_book_per_s"),
-                _rate("books of orders", "core_replay_l3_per_s"),
-                _rate(f"books of price levels, {SYMBOLS} markets", "core_replay_l2_per_s"),
-                _rate(f"books of price levels, {MANY_SYMBOLS} markets", "core_replay_many_per_s"),
-                _rate("refined", "core_refine_per_s"),
-                _rate("written to Parquet, zstd", "core_parquet_per_s"),
-            ),
-        ),
+        _of_one_core(sizes),
         _as_it_grows(sizes),
     )
 

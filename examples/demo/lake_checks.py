@@ -97,7 +97,9 @@ def _replay_account(root: Path, table: str, step: str, seqs: Array, truth: Mappi
             different += 1
             continue
         last = np.flatnonzero(of_market)[np.argmax(rows["seq"][of_market])]
-        different += [int(rows[name][last]) for name in names[2:]] != best
+        units = [10 ** truth[f"{kind}_scale"] for kind in ("price", "size")] * 2
+        numbers = [rows[name][last] for name in names[2:]]
+        different += [round(number * unit) for number, unit in zip(numbers, units, strict=True)] != best
     how = "a row per event; the last best bid and ask"
     arrived = rows["seq"].astype(np.uint64)
     return account_of_seqs("lake", step, seqs, arrived, how, different=different)

@@ -19,9 +19,10 @@ BUS: Final = (
         "List the queues of the bus directory",
         Answer("the queues", answers.QueueList),
         Scope.READ,
-        parameters=(Parameter("queue", "string", "only this one, with its seqs and lags in messages"),),
-        text="For servers started with `--bus`; `root` is null otherwise. Looking changes nothing. A key "
-        "with prefixes may not look at queues.",
+        parameters=(Parameter("queue", "string", "only this one, with its seqs and all lags in messages"),),
+        text="For servers started with `--bus`; `root` is null otherwise. Looking changes nothing. In the "
+        "list the reader that is most behind has its lag in messages, if there is time: a tenth of a second "
+        "for all. A key with prefixes may not look at queues.",
     ),
     operation(
         "Bus",

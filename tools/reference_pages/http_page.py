@@ -207,7 +207,7 @@ class _Page:
         for name in sorted(self._schemas):
             self.add(f"### {name}\n")
             self.add(f"{self._schemas[name]['description']}\n")
-            taken = name in commands or name in ("RecordBody", "WatchedBody", "TopicConfig")
+            taken = name in commands or name in ("RecordBody", "WatchedBody", "RouterConfig", "TopicConfig")
             self.fields(name, with_defaults=taken or name.endswith("Body"))
 
     def errors(self) -> None:

@@ -6,7 +6,15 @@ from typing import Final
 
 import pyarrow as pa
 
-from everlog.pipeline.tables.schemas import SCHEMAS, TableSchema
+from everlog.pipeline.tables.schemas import (
+    DEPTH,
+    FAULTS,
+    FEATURES,
+    GAPS,
+    INSTRUMENTS,
+    SCHEMAS,
+    TableSchema,
+)
 from tools.reference_pages.markdown import MADE_BY, code, table
 
 _OPENING: Final = f"""# Tables of a lake
@@ -14,8 +22,11 @@ _OPENING: Final = f"""# Tables of a lake
 {MADE_BY}
 
 The tables that [import](../guide/jobs/import.md) and [archive with `--decode`](../guide/jobs/archive.md)
-fill, made from the code that writes them. [Querying a lake](../guide/querying-a-lake.md) shows how to read
-them; names come from the [symbol catalogue](../guide/symbols.md), the table `dim_symbol`.
+fill with events (`trades`, `quotes`, `book_l2`, `orders_l3`, `bars`), and those that
+[replay](../guide/jobs/replay.md) and [features](../guide/jobs/features.md) compute of them (`quotes`,
+`quotes_depth`, `quotes_report`, `features`, `bars`), made from the code that writes them.
+[Querying a lake](../guide/querying-a-lake.md) shows how to read them; names and tick sizes come from the
+[symbol catalogue](../guide/symbols.md), the table `dim_symbol`, which views of SQL call `instruments`.
 """
 _RULES: Final = """## How tables change
 
@@ -25,18 +36,23 @@ _RULES: Final = """## How tables change
 * A job that would leave columns of a table empty and fill others is refused: it is of another decoding, or of
   a version before these tables. Archive to a new table.
 * All columns are nullable. Partitions of a table stay as its first commit made them.
+* A table that holds one whole run of `replay` or `features` is replaced with its columns and partitions, also
+  when an earlier version made it; what it was stays readable as a version of the table.
 """
 
 
 def lake_tables_page() -> str:
     """Return the page."""
-    return "\n".join([_OPENING, *map(_section, SCHEMAS.values()), _RULES])
+    tables = [*SCHEMAS.values(), DEPTH, FAULTS, INSTRUMENTS, GAPS]
+    return "\n".join([_OPENING, *map(_section, tables), _RULES])
 
 
 def _section(schema: TableSchema) -> str:
     rows = [(code(one.name), _type(one.type), one.meaning) for one in schema.columns]
     by = ", ".join(map(code, schema.partition_by))
-    return f"## {schema.name}\n\nA row is {schema.row}. Partitioned by {by}.\n\n" + table(
+    partitions = f" Partitioned by {by}." if by else ""
+    added = " The features that were chosen follow the times." if schema is FEATURES else ""
+    return f"## {schema.name}\n\nA row is {schema.row}.{partitions}{added}\n\n" + table(
         ("Column", "Type", "Meaning"), rows
     )
 

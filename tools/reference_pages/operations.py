@@ -12,6 +12,7 @@ from everlog import api_types, job_types
 from everlog.server import answers, bodies
 from everlog.server.auth import Scope
 from everlog.topics import TopicConfig
+from everlog.topics.routing.definitions import RouterConfig
 from tools.reference_pages.bus_operations import BUS, LAKE
 from tools.reference_pages.operation import (
     EVENT_STREAM,
@@ -208,7 +209,7 @@ ROUTERS: Final = (
         {200: Answer("replaced", api_types.RouterPut), 201: Answer("created", api_types.RouterPut)},
         Scope.ADMIN,
         "topic_not_found topic_exists_incompatible router_cycle",
-        body=bodies.RouterBody,
+        body=RouterConfig,
         text="Copies what is appended to `source` from now on into `dest`. The two ends are fixed.",
     ),
     operation(
@@ -463,9 +464,10 @@ JOBS: Final = (
         "Bring dead letters back to their job queues",
         Answer("done, or after 30 s with what is left", job_types.JobsRedriven),
         Scope.ADMIN,
-        "topic_not_found",
+        "topic_not_found not_a_queue topic_full",
         body=bodies.RedriveBody,
-        text="Each goes back at most once, also across a crash, without its marks `$dead_letter_*`.",
+        text="Each goes back at most once, also across a crash, without its marks `$dead_letter_*`. "
+        "`to` must be a job queue.",
     ),
 )
 
