@@ -199,7 +199,10 @@ export class Client {
     options?: { tag?: string | string[]; prefix?: string; limit?: number },
   ): Promise<{ records: LogRecord<T>[] } & Answer>;
   histogram(topic: string, options?: { from_ms?: number; to_ms?: number; buckets?: number }): Promise<Answer>;
-  deleteRecords(topic: string, options: { before_seq?: number; match?: string | string[] }): Promise<Answer>;
+  deleteRecords(
+    topic: string,
+    options: { before_seq?: number; match?: string | string[]; dry_run?: boolean },
+  ): Promise<Answer>;
   read<T = Json>(topic: string, options?: ReadOptions): AsyncGenerator<LogRecord<T> & { tombstone?: Tombstone }>;
   watch<T = Json>(topics: string[] | Record<string, WatchStart>, options?: WatchOptions): AsyncGenerator<WatchEvent<T>>;
 

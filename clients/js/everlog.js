@@ -318,10 +318,14 @@ export class Client {
     return this.call("GET", withQuery(topicPath(topic, "histogram"), { from_ms, to_ms, buckets }));
   }
 
-  /** Delete the records below `before_seq`, those whose tag matches `match`, or those that are both. */
-  deleteRecords(topic, { before_seq, match } = {}) {
+  /**
+   * Delete the records below `before_seq`, those whose tag matches `match`, or those that are both. With `dry_run` only
+   * say how many these are.
+   */
+  deleteRecords(topic, { before_seq, match, dry_run } = {}) {
     // Repeated, a match alone would also delete records that were appended in between.
-    return this.call("POST", topicPath(topic, "delete"), { before_seq, match }, { mayRepeat: before_seq !== undefined });
+    const mayRepeat = !!dry_run || before_seq !== undefined;
+    return this.call("POST", topicPath(topic, "delete"), { before_seq, match, dry_run }, { mayRepeat });
   }
 
   /**

@@ -115,6 +115,7 @@ def test_show_is_for_people_and_for_programs(topic: TopicCommands) -> None:
 def test_records_are_deleted_by_seq_and_by_tag(topic: TopicCommands) -> None:
     for tag in ("eu.1", "us.1", "eu.2"):
         topic("append", "cut", "--data", "1", "--tag", tag)
+    assert topic("delete", "cut", "--match", "eu*", "--dry-run") == "2 of 3 records would be deleted\n"
     assert topic.json("delete", "cut", "--match", "us*")["deleted"] == 1
     assert topic("delete", "cut", "--before", "3", "--match", "eu.1") == "1 record deleted, 1 left\n"
     assert [record["$seq"] for record in topic.lines("read", "cut")] == [3]

@@ -130,6 +130,8 @@ def test_a_record_comes_back_as_it_was_given(client: Any) -> None:
 
 def test_records_are_deleted_by_seq_and_by_tag(client: Any) -> None:
     client.append_many("t", [NewRecord(1, tag="eu"), NewRecord(2, tag="us"), NewRecord(3)], return_seqs=True)
+    previewed = client.delete_records("t", match="e*", dry_run=True)
+    assert (previewed.deleted, client.topic("t").count) == (1, 3)
     assert client.delete_records("t", match="e*").deleted == 1
     assert client.delete_records("t", before_seq=3).deleted == 1
     assert [record.data for record in client.read("t")] == [3]

@@ -92,6 +92,7 @@ export const CASES = {
 
   async deleted_records_are_not_read({ client, topic }) {
     await client.appendMany(topic, ["a", "b", "a"].map((tag) => ({ data: tag, tag })));
+    equal((await client.deleteRecords(topic, { match: "a", dry_run: true })).deleted, 2);
     equal((await client.deleteRecords(topic, { match: "a" })).deleted, 2);
     equal((await collect(client.read(topic))).map((record) => record.data), ["b"]);
   },

@@ -38,7 +38,7 @@ from everlog.archive.tiers import (
 from everlog.archive.verification import verify_segments
 from everlog.archive.zstd_blocks import BLOCK_BYTES, LEVEL
 from everlog.cli import output
-from everlog.cli.options import AsJson, Limit
+from everlog.cli.options import AsJson, DryRun, Limit
 from everlog.cli.output import Table, counted, group, handled_signals, human_bytes, printable, reporting
 from everlog.cli.queue import render_hex, render_json
 from everlog.clock import SystemClock
@@ -65,7 +65,6 @@ Root = Annotated[
 ]
 Live = Annotated[str, typer.Argument(metavar="LIVE", help="Directory of the live queue.", show_default=False)]
 Once = Annotated[bool, typer.Option("--once", help="Stop at the end of what is there now.")]
-DryRun = Annotated[bool, typer.Option("--dry-run", help="Say what would be done; change nothing.")]
 PolicyText = Annotated[
     str,
     typer.Option(

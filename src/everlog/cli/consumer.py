@@ -11,7 +11,7 @@ import msgspec
 import typer
 
 from everlog.api_types import ConsumerState, Tombstone
-from everlog.cli.options import FilterText, parse_filter, parse_time_ms
+from everlog.cli.options import DryRun, FilterText, parse_filter, parse_time_ms
 from everlog.cli.output import counted, group, print_fields, printable, write_patiently
 from everlog.cli.record_format import renderer
 from everlog.cli.session import Session, server_command
@@ -250,7 +250,7 @@ def reset_command(
             show_default=False,
         ),
     ],
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say what would happen.")] = False,
+    dry_run: DryRun = False,
 ) -> None:
     """Move a cursor forward or back."""
     moved = session.client.reset_consumer(topic, consumer, _position(to), dry_run=dry_run)

@@ -15,7 +15,7 @@ import msgspec
 import typer
 
 from everlog.api_types import NewRecord, TopicState, TopicType
-from everlog.cli.options import FilterText, parse_filter, parse_time_ms
+from everlog.cli.options import DryRun, FilterText, parse_filter, parse_time_ms
 from everlog.cli.output import (
     Table,
     counted,
@@ -47,7 +47,6 @@ JobFilter = Annotated[
     str | None,
     typer.Option("--filter", metavar="JSON", help='Jobs that match, like \'["tag","Eq","eu"]\'.'),
 ]
-DryRun = Annotated[bool, typer.Option("--dry-run", help="Only say what would happen.")]
 
 
 class State(StrEnum):

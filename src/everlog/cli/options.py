@@ -35,6 +35,7 @@ ReaderName = Annotated[
         "retention. Without a name nothing is left behind.",
     ),
 ]
+DryRun = Annotated[bool, typer.Option("--dry-run", help="Say what would happen; change nothing.")]
 Limit = Annotated[int | None, typer.Option("--limit", min=1, help="Stop after so many messages.")]
 From = Annotated[
     str | None,

@@ -18,7 +18,7 @@ import msgspec
 import typer
 
 from everlog.api_types import Appended, TopicPut, TopicSettings, TopicState
-from everlog.cli.options import FilterText, parse_filter, parse_time_ms
+from everlog.cli.options import DryRun, FilterText, parse_filter, parse_time_ms
 from everlog.cli.output import (
     Table,
     counted,
@@ -435,7 +435,7 @@ class _RawPage(msgspec.Struct):
 # -- delete, rm ----------------------------------------------------------------------------
 
 
-@server_command(app, "delete", "everlog topic delete orders --before 1000 --match 'eu*'")
+@server_command(app, "delete", "everlog topic delete orders --before 1000 --match 'eu*' --dry-run")
 def delete_command(
     session: Session,
     topic: TopicName,
@@ -443,12 +443,16 @@ def delete_command(
     match: Annotated[
         str | None, typer.Option(metavar="TAG", help="Only with this tag; 'eu*': that begin with eu.")
     ] = None,
+    dry_run: DryRun = False,
 ) -> None:
     """Delete records for good, by seq, by tag, or both. The topic stays."""
     if before is None and match is None:
         raise typer.BadParameter("give --before, --match or both; `everlog topic rm` deletes a whole topic")
-    answer = session.client.delete_records(topic, before_seq=before, match=match)
-    session.report(answer, f"{counted(answer.deleted, 'record')} deleted, {answer.count} left")
+    answer = session.client.delete_records(topic, before_seq=before, match=match, dry_run=dry_run)
+    deleted = f"{counted(answer.deleted, 'record')} deleted, {answer.count} left"
+    session.report(
+        answer, f"{answer.deleted} of {answer.count} records would be deleted" if dry_run else deleted
+    )
 
 
 @server_command(app, "rm", "everlog topic rm orders --yes")

@@ -215,13 +215,16 @@ def histogram(
 
 
 def delete_records(
-    topic: str, *, before_seq: int | None = None, match: Predicate | None = None
+    topic: str, *, before_seq: int | None = None, match: Predicate | None = None, dry_run: bool = False
 ) -> Call[api_types.RecordsDeleted]:
-    """Delete the records below a seq, those with a matching tag, or those that are both."""
-    body = _given(before_seq=before_seq, match=match)
+    """Delete the records below a seq, those with a matching tag, or those that are both.
+
+    With `dry_run` only say how many these are.
+    """
+    body = _given(before_seq=before_seq, match=match, dry_run=dry_run)
     # Repeated, a match alone would also delete records that were appended in between.
-    is_bounded = before_seq is not None
-    return Call("POST", topic_path(topic, "/delete"), api_types.RecordsDeleted, body, may_repeat=is_bounded)
+    may_repeat = dry_run or before_seq is not None
+    return Call("POST", topic_path(topic, "/delete"), api_types.RecordsDeleted, body, may_repeat=may_repeat)
 
 
 # --- Routers ---------------------------------------------------------------------------------------------
