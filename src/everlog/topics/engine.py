@@ -758,7 +758,7 @@ class Engine(JobCalls):
 
     def _fetch_segment(self, source: int) -> bool:
         assert self._store is not None, "without a data directory there are no segments"
-        if self._store.loaded.load(source):
+        if self._store.map_segment(source):
             return False
         raise reading.ColdRead(self._store.fetch_segment(source))
 

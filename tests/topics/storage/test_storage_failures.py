@@ -106,6 +106,24 @@ def test_each_failure_is_logged_once_counted_and_shown_while_it_lasts(
     assert harness.engine.storage_health().failing == {}
 
 
+@pytest.mark.parametrize("block", [True, False])
+def test_a_segment_that_cannot_be_opened_for_a_read_is_reported(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, block: bool
+) -> None:
+    harness = EngineHarness(tmp_path)
+    harness.put("t")
+    harness.append("t", 1, 2, 3)
+    harness.checkpoint()
+    harness.disk.fail_when("open", errno.EMFILE, path=".data")
+    with pytest.raises(Io):
+        harness.engine.diff("t", block=block)
+    health = harness.engine.storage_health()
+    assert (health.status, health.failing) == ("degraded", {"segment_read": "EMFILE"})
+    assert health.errors == {"segment_read": 1}
+    assert ["EMFILE" in record.getMessage() for record in caplog.records].count(True) == 1
+    assert harness.values("t") == [1, 2, 3]
+
+
 def test_answers_carry_no_paths(harness: EngineHarness) -> None:
     harness.disk.fail_when("fdatasync", errno.EIO)
     with pytest.raises(OutcomeUnknown) as unknown:

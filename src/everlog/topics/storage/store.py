@@ -6,8 +6,8 @@ Owns paths and open files. What is in them is decided by `checkpoint` and `recov
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final, Literal, NamedTuple, get_args
 
@@ -226,15 +226,25 @@ class Store:
 
     def load_segment(self, source: int) -> bool:
         """Load a segment that a read met; True if it had to be fetched."""
-        try:
-            if self.loaded.load(source):
-                return False
+        if self.map_segment(source):
+            return False
+        with self._reporting_reads():
             fetch = self.loaded.plan_fetch(source)
             self.loaded.attach(fetch, fetch.read())
+        return True
+
+    def map_segment(self, source: int) -> bool:
+        """Map a segment that a read met; False if it has to be fetched."""
+        with self._reporting_reads():
+            return self.loaded.load(source)
+
+    @contextmanager
+    def _reporting_reads(self) -> Iterator[None]:
+        try:
+            yield
         except EverlogError as error:
             self._core.failures.report("segment_read", error, self.data_dir)
             raise
-        return True
 
     def fetch_segment(self, source: int, *, is_asked_for: bool = True) -> Commit:
         """Begin to read a segment in the background; done when it is in memory, or cannot be."""
