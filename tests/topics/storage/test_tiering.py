@@ -148,6 +148,29 @@ def test_a_move_that_fails_loses_nothing_and_works_the_next_time(
     assert 1 not in segments(harness, "data")
 
 
+@pytest.mark.parametrize("number", [errno.EACCES, errno.ENOSPC])
+def test_a_cold_directory_that_fails_is_tried_again_every_few_seconds_and_is_no_checkpoint(
+    harness: EngineHarness, number: int
+) -> None:
+    broken = ["/cold"]
+    harness.disk.fail_when(lambda call: any(part in call.path for part in broken), number, times=1000)
+    engine = harness.engine
+    for attempts in (1, 2):
+        harness.advance_ms(5000)
+        for _ in range(20):
+            engine.poll()
+        health = engine.storage_health()
+        assert health.errors == {"relocation": attempts}, "polls of the loop are no reason to try again"
+        assert health.failing == {"relocation": errno.errorcode[number]}
+        assert health.status == "degraded"
+    store = engine._store
+    assert store is not None
+    assert not store.reserve.is_short, "the cold directory may be on another disk than the log"
+    broken.clear()
+    assert engine.relocate() == 3
+    assert engine.storage_health().failing == {}
+
+
 def test_an_unreadable_cold_segment_fails_the_read_and_nothing_else(harness: EngineHarness) -> None:
     harness.engine.relocate()
     harness.disk.fail_when("open", errno.EIO, path="/cold/")

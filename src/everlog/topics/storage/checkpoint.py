@@ -562,11 +562,7 @@ class Checkpointer:
             reserve.release()  # the next attempt has this room
         elif self._is_repeated:
             self._store.refill_reserve()  # it did not help: what deletes need it for comes first
-        self.last_error = (
-            error
-            if isinstance(error, EverlogError)
-            else StorageFailed(f"the checkpoint failed: {error}", getattr(error, "errno", None))
-        )
+        self.last_error = _as_everlog_error(error, "the checkpoint failed")
 
     # --- The cold tier -----------------------------------------------------------------------------------
 
@@ -613,12 +609,13 @@ class Checkpointer:
     def _move_failed(self, error: BaseException) -> None:
         """A move is tried again at the next look."""
         self._set_moving(False)
-        if self._store.remote is None or not isinstance(error, Exception):
-            self._give_up(error)
-            return
+        if not isinstance(error, Exception):
+            raise error
         self._next_look_ns = self._core.clock.monotonic_ns() + _CHECK_INTERVAL_NS
-        self._core.failures.report("relocation", error, self._store.remote.objects.url)
-        self.last_error = error
+        remote = self._store.remote
+        where = self._store.topic_roots[-1] if remote is None else remote.objects.url
+        self._core.failures.report("relocation", error, where)
+        self.last_error = _as_everlog_error(error, "a segment could not be moved")
 
     def _start_collection(self) -> None:
         """Begin to remove objects that are not referenced any more."""
@@ -704,6 +701,11 @@ def _stretches(topic: Topic, first_seq: int, last_seq: int) -> Iterator[tuple[in
         begin = at = min(next_live(log, at), last_seq + 1)
     if begin <= last_seq:
         yield begin, log.sizes(begin, last_seq + 1 - begin)
+
+
+def _as_everlog_error(error: Exception, what: str) -> EverlogError:
+    number = getattr(error, "errno", None)
+    return error if isinstance(error, EverlogError) else StorageFailed(f"{what}: {error}", number)
 
 
 def _collect_all(remote: RemoteTier) -> None:
