@@ -7,13 +7,15 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
+import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from everlog.errors import CorruptMetadata, DataDirInUse, Io
 from everlog.fs import OsFs
-from everlog.topics.storage import layout
+from everlog.topics.storage import control, layout, snapshot
+from everlog.topics.storage.recovery import EMPTY_SNAPSHOT
 from everlog.topics.storage.verify import Finding, Progress, verify
 from tests.support.effort import effort
 from tests.support.engines import crashed_directory, open_small, stopped_directory
@@ -219,7 +221,8 @@ def test_a_copy_whose_snapshot_was_removed_by_a_newer_one_is_a_leftover(stopped:
     number = layout.SNAPSHOT_FILE.number(only_path(data / "meta").name)
     assert number is not None
     older = data / layout.SNAPSHOT_COPY.name(number - 1)
-    older.write_bytes((data / layout.SNAPSHOT_COPY.name(number)).read_bytes())
+    payload = control.encode(msgspec.structs.replace(EMPTY_SNAPSHOT, number=number - 1))
+    Path(snapshot.write(OsFs(), str(data / "meta"), number - 1, [payload])).rename(older)
     finding = only(findings(stopped))
     assert (finding.path, finding.kind) == (str(older), "leftover")
 
@@ -285,8 +288,8 @@ def test_a_directory_without_a_snapshot_and_with_half_a_log_is_found(
     tmp_path: Path, is_crashed: bool
 ) -> None:
     (crashed_directory if is_crashed else stopped_directory)(tmp_path)
-    for snapshot in [*(tmp_path / "data").rglob("*.copy"), *(tmp_path / "data" / "meta").iterdir()]:
-        snapshot.unlink()
+    for path in [*(tmp_path / "data").rglob("*.copy"), *(tmp_path / "data" / "meta").iterdir()]:
+        path.unlink()
     assert "no_snapshot" in {finding.kind for finding in errors(tmp_path)}
     with pytest.raises(CorruptMetadata, match="no snapshot"):
         open_small(tmp_path)

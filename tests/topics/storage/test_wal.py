@@ -22,10 +22,10 @@ from everlog.topics.storage.wal import (
     Position,
     WalMetrics,
 )
-from everlog.topics.storage.wal_files import AHEAD_BYTES, END_FRAME
+from everlog.topics.storage.wal_files import AHEAD_BYTES, END_FRAME_SIZE, end_frame
 from tests.topics.storage.wal_samples import FILE_BYTES, OVERHEAD, LogBench, frames_of
 
-LIMIT = FILE_BYTES - len(END_FRAME)
+LIMIT = FILE_BYTES - END_FRAME_SIZE
 """Frames of one file end here at the latest."""
 
 
@@ -110,7 +110,7 @@ def test_a_failed_write_leaves_no_byte_and_the_log_goes_on_in_a_new_file(
     bench.check()
     contents = bench.contents()
     bench.check_disk(contents)
-    assert frames_of(contents[1])[-1] == END_FRAME
+    assert frames_of(contents[1])[-1] == end_frame(1)
     assert bench.shard.read_only is None
 
 
@@ -202,7 +202,7 @@ def test_a_batch_that_ends_exactly_at_the_limit_does_not_rotate(bench: LogBench)
     assert bench.shard.position == Position(2, 4 + OVERHEAD)
     contents = bench.contents()
     assert len(contents[1]) == FILE_BYTES
-    assert contents[1].endswith(END_FRAME)
+    assert contents[1].endswith(end_frame(1))
     bench.check_disk(contents)
 
 
@@ -405,7 +405,7 @@ def test_closing_writes_syncs_and_tells(bench: LogBench) -> None:
     assert bench.shard.synced == bench.shard.position
     assert bench.open_files() == set()
     contents = bench.contents()
-    assert frames_of(contents[1])[-1] == END_FRAME
+    assert frames_of(contents[1])[-1] == end_frame(1)
     bench.fs.restore()
     bench.check_disk(bench.contents())
     with pytest.raises(Closed):
@@ -453,7 +453,7 @@ def test_closing_after_a_failed_write_keeps_what_was_written_before(bench: LogBe
     assert bench.told == [None]
     bench.fs.restore()
     bench.check_disk(bench.contents())
-    assert frames_of(bench.contents()[1])[-1] == END_FRAME
+    assert frames_of(bench.contents()[1])[-1] == end_frame(1)
 
 
 def test_abandoning_writes_nothing_calls_nothing_and_closes(bench: LogBench) -> None:

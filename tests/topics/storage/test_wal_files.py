@@ -16,13 +16,15 @@ from everlog.fs import OsFs
 from everlog.native.topics.log import read_log_frame
 from everlog.topics.storage import layout
 from everlog.topics.storage.wal_files import (
-    END_FRAME,
+    END_FRAME_SIZE,
     PAGE_SIZE,
     capacity_for,
     create_log_file,
     cut_tail,
     discard_log_file,
+    end_frame,
     list_wal_files,
+    read_end_frame,
 )
 from tests.support.fault_files import contents, write
 from tests.topics.storage.wal_samples import frame, frames_of
@@ -96,10 +98,13 @@ def test_two_files_with_one_number_are_refused(tmp_path: Path) -> None:
         list_wal_files(OsFs(), str(tmp_path))
 
 
-def test_the_end_frame_says_that_the_file_ends() -> None:
-    read = read_log_frame(END_FRAME, 0)
-    assert read.size == len(END_FRAME)
-    assert read.type == layout.FrameType.FILE_END
+def test_the_end_frame_says_that_the_file_ends_and_which_number_it_has() -> None:
+    read = read_log_frame(end_frame(7), 0)
+    assert (read.size, read.type, read.seq) == (END_FRAME_SIZE, layout.FrameType.FILE_END, 7)
+    content = frame(b"before") + end_frame(7)
+    assert read_end_frame(content, len(content)) == 7
+    assert read_end_frame(content, len(frame(b"before"))) is None
+    assert read_end_frame(content, END_FRAME_SIZE - 1) is None
 
 
 def test_a_cut_file_ends_with_the_end_frame_whenever_the_power_goes(tmp_path: Path) -> None:
@@ -107,8 +112,8 @@ def test_a_cut_file_ends_with_the_end_frame_whenever_the_power_goes(tmp_path: Pa
     good = frame(b"good") + frame(b"better")
     path = tmp_path / layout.WAL_FILE.name(1)
     write(fs, path, good + frame(b"torn")[:-3] + bytes(500), sync=True)
-    cut_tail(fs, str(path), len(good))
-    assert contents(fs, path.name) == {good + END_FRAME}
+    cut_tail(fs, str(path), 1, len(good))
+    assert contents(fs, path.name) == {good + end_frame(1)}
 
 
 def test_a_file_can_be_cut_again_after_a_power_loss_during_the_cut(tmp_path: Path) -> None:
@@ -119,21 +124,21 @@ def test_a_file_can_be_cut_again_after_a_power_loss_during_the_cut(tmp_path: Pat
         write(fs, path, good + b"\x40" + bytes(300), sync=True)
         fs.fail_at(fs.calls + failing_call, errno.EIO)
         with pytest.raises(OSError, match="planned"):
-            cut_tail(fs, str(path), len(good))
+            cut_tail(fs, str(path), 1, len(good))
         fs.restore()
         assert frames_of(path.read_bytes())[:1] == [good]
-        cut_tail(fs, str(path), len(good))
-        assert path.read_bytes() == good + END_FRAME
+        cut_tail(fs, str(path), 1, len(good))
+        assert path.read_bytes() == good + end_frame(1)
         path.unlink()
 
 
 @given(size=st.integers(0, 10**7), file_bytes=st.integers(256, 10**6))
 def test_a_file_is_larger_only_if_one_batch_needs_it(size: int, file_bytes: int) -> None:
     capacity = capacity_for(size, file_bytes)
-    if size + len(END_FRAME) <= file_bytes:
+    if size + END_FRAME_SIZE <= file_bytes:
         assert capacity == file_bytes
     else:
-        assert size + len(END_FRAME) <= capacity < size + len(END_FRAME) + PAGE_SIZE
+        assert size + END_FRAME_SIZE <= capacity < size + END_FRAME_SIZE + PAGE_SIZE
 
 
 def test_a_new_file_is_all_zero_allocated_and_mapped(tmp_path: Path) -> None:

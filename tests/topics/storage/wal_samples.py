@@ -20,7 +20,7 @@ from everlog.native.topics.log import FrameBuffer, Sources, read_log_frame
 from everlog.topics.storage import layout
 from everlog.topics.storage.syncs import InlineSyncs, SyncRunner
 from everlog.topics.storage.wal import Position, WalShard
-from everlog.topics.storage.wal_files import END_FRAME, list_wal_files
+from everlog.topics.storage.wal_files import END_FRAME_SIZE, end_frame, list_wal_files, read_end_frame
 from tests.support.files import UnsyncedFs
 
 OVERHEAD = layout.LOG_HEADER_SIZE + layout.LOG_TRAILER_SIZE
@@ -71,7 +71,7 @@ def frames_of(content: bytes) -> list[bytes]:
     """The frames at the start of a file, up to the end frame or the first place that is none."""
     frames: list[bytes] = []
     offset = 0
-    while END_FRAME not in frames:
+    while not frames or read_end_frame(frames[-1], len(frames[-1])) is None:
         try:
             size = read_log_frame(content, offset).size
         except Corrupt:
@@ -216,7 +216,7 @@ class LogBench:
         if self.written and self.written[-1].file_number == shard.position.file_number:
             assert shard.position in (
                 self.written[-1].end,
-                Position(self.written[-1].end.file_number, self.written[-1].end.offset + len(END_FRAME)),
+                Position(self.written[-1].end.file_number, self.written[-1].end.offset + END_FRAME_SIZE),
             )
         sources = {file.number: file.source for file in shard.files}
         for entry in self.written:
@@ -247,13 +247,13 @@ class LogBench:
                 assert entry.frame in found.get(entry.file_number, []), f"{entry.end} was synced and is gone"
         last = max((number for number, frames in found.items() if frames), default=0)
         for number, frames in found.items():
-            wanted = [entry.frame for entry in expected.get(number, [])]
+            wanted, end = [entry.frame for entry in expected.get(number, [])], end_frame(number)
             # What a failed write has left may be there after a power loss, but only at the very end.
             unsure = [e.frame for e in [*self.gathered, *self.failed] if e.file_number == number]
             if number < last:
-                assert frames == [*wanted, END_FRAME], f"file {number} is followed by {last} but not whole"
-            elif END_FRAME in frames:
-                assert frames == [*wanted, END_FRAME]
+                assert frames == [*wanted, end], f"file {number} is followed by {last} but not whole"
+            elif end in frames:
+                assert frames == [*wanted, end]
             else:
                 assert frames == [*wanted, *unsure][: len(frames)]
 

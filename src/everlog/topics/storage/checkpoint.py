@@ -450,6 +450,7 @@ class Checkpointer:
             for topic in (router.source, router.dest):
                 if (stored := records.get(topic.topic_id)) is not None:  # otherwise it is new, and in the log
                     records[topic.topic_id] = at_this_moment(topic, clean, stored)
+        number = store.snapshot_number + 1
         body = SnapshotBody(
             clean=clean,
             next_topic_id=core.next_topic_id,
@@ -461,10 +462,10 @@ class Checkpointer:
             next_router_id=core.routers.next_id,
             has_synced_file=True,
             schedules=list(core.schedules.values()),
+            number=number,
         )
         if core.forwarder is not None:
             core.forwarder.checkpoint_over()
-        number = store.snapshot_number + 1
         drops, self._drops, self._drops_next = self._drops, self._drops_next, []
 
         def job() -> None:

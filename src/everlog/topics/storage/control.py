@@ -328,6 +328,7 @@ class SnapshotBody(msgspec.Struct, array_like=True, frozen=True):
     next_router_id: int = 1
     has_synced_file: bool = False  # directories of version 0.1 have none
     schedules: list[ScheduleRecord] = []
+    number: int = 0  # that of its file name; version 0.2 has none
 
 
 ENTRY_TYPES: Final[dict[int, type[msgspec.Struct]]] = {

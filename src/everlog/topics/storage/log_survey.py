@@ -19,7 +19,7 @@ from everlog.errors import Corrupt
 from everlog.native.topics import log as frames
 from everlog.topics.storage import control, layout
 from everlog.topics.storage.synced_ends import SyncedEnd
-from everlog.topics.storage.wal_files import END_FRAME
+from everlog.topics.storage.wal_files import END_FRAME_SIZE, end_frame, read_end_frame
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer
@@ -50,6 +50,8 @@ class Survey(NamedTuple):
     is_ended: bool
     lost: tuple[LostRange, ...] = ()
     salvaged: bytes = b""
+    ends_as: int = 0
+    """The number of the file in its end frame, 0 if there is none."""
 
 
 def survey(
@@ -62,23 +64,26 @@ def survey(
     """
     end = frames.scan_log_frames(content, start).end
     raw = np.frombuffer(memoryview(content), np.uint8)
-    if _ends_at(raw, start, end):
-        return Survey(end, True)
+    if (number := _end_number(content, start, end)) is not None:
+        return Survey(end, True, ends_as=number)
+    # Another file under this name may have its end before `start`, or `start` within a frame.
+    number = read_end_frame(content, frames.scan_log_frames(content, 0).end) if start else None
     synced_to = 0 if synced is None else synced.offset
     written_end = _written_end(raw, end)
     if is_last and end >= synced_to and not (is_trusted and _is_damaged(content, raw, end, written_end)):
-        return Survey(end, False)
+        return Survey(end, False, ends_as=number or 0)
     if not is_last and synced is None:
         synced_to = len(raw)  # a rotated file was synced as a whole
     promised = (synced or SyncedEnd(0, 0))._replace(offset=synced_to)
-    return _salvage(content, raw, end, promised, written_end, is_trusted)
+    found = _salvage(content, raw, end, promised, written_end, is_trusted)
+    return found._replace(ends_as=found.ends_as or number or 0)
 
 
 def missing_file(synced: SyncedEnd) -> Survey:
     """The survey of a log file that is gone although it was synced."""
     lost = LostRange(0, synced.offset, synced.offset // _RECORD_SIZE_MIN + 1)
     frame = damage_frame(lost.size, lost.records, synced.shard, synced.shards)
-    return Survey(0, True, (lost,), frame + END_FRAME)
+    return Survey(0, True, (lost,), frame + end_frame(synced.file_number))
 
 
 def _salvage(
@@ -93,8 +98,8 @@ def _salvage(
     pieces = [bytes(raw[:end])]
     lost: list[LostRange] = []
     at = end
-    is_ended = False
-    while not is_ended and (not lost or at < max(synced.offset, written_end)):
+    number: int | None = None
+    while number is None and (not lost or at < max(synced.offset, written_end)):
         if lost and at >= synced.offset and not is_trusted:
             break  # from here on a power loss may have taken anything
         found = next_frame(content, at, written_end)
@@ -105,10 +110,10 @@ def _salvage(
             break
         at = frames.scan_log_frames(content, found).end
         pieces.append(bytes(raw[found:at]))
-        is_ended = _ends_at(raw, found, at)
-    if not is_ended:
-        pieces.append(END_FRAME)
-    return Survey(end, is_ended, tuple(lost), b"".join(pieces))
+        number = _end_number(content, found, at)
+    if number is None:
+        pieces.append(end_frame(synced.file_number))
+    return Survey(end, number is not None, tuple(lost), b"".join(pieces), number or 0)
 
 
 def damage_frame(lost_bytes: int, records: int, shard: int = 0, shards: int = 0) -> bytes:
@@ -158,8 +163,8 @@ def _words(raw: NDArray[np.uint8], offsets: NDArray[np.int64], field: int, size:
     return value
 
 
-def _ends_at(raw: NDArray[np.uint8], start: int, end: int) -> bool:
-    return end - len(END_FRAME) >= start and bytes(raw[end - len(END_FRAME) : end]) == END_FRAME
+def _end_number(content: Buffer, start: int, end: int) -> int | None:
+    return read_end_frame(content, end) if end - END_FRAME_SIZE >= start else None
 
 
 def _written_end(raw: NDArray[np.uint8], start: int) -> int:

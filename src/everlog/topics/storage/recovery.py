@@ -33,7 +33,14 @@ from everlog.topics.storage.synced_ends import SyncedEnd, read_ends
 from everlog.topics.storage.syncs import SyncRunner
 from everlog.topics.storage.topic_replay import apply_entry, finish_topic
 from everlog.topics.storage.topic_restore import TopicRestore
-from everlog.topics.storage.wal_files import END_FRAME, WalFile, cut_tail, list_wal_files, map_file
+from everlog.topics.storage.wal_files import (
+    END_FRAME_SIZE,
+    WalFile,
+    check_number,
+    cut_tail,
+    list_wal_files,
+    map_file,
+)
 from everlog.topics.topic import SEQ_GAP_MAX, Topic
 
 if TYPE_CHECKING:
@@ -134,7 +141,7 @@ def recover_copy(core: Core, store: Store) -> None:
 
 
 _ROUTER_TYPES: Final = {FrameType.ROUTER_CREATE, FrameType.ROUTER_DELETE, FrameType.FORWARD}
-EMPTY_SNAPSHOT: Final = control.SnapshotBody(True, 1, 1, 1, [], [], has_synced_file=True)
+EMPTY_SNAPSHOT: Final = control.SnapshotBody(True, 1, 1, 1, [], [], has_synced_file=True, number=1)
 
 
 @contextmanager
@@ -275,6 +282,7 @@ class _Recovery:
             return None
         self._report.snapshot_number = found.number
         body = control.decode(found.payload, control.SnapshotBody)
+        snapshot.check_number(store.meta_dir, found.number, body.number)
         core.next_topic_id = body.next_topic_id
         core.next_epoch = body.next_epoch
         core.next_file_number = body.next_file_number
@@ -454,12 +462,15 @@ class _Recovery:
         if (mapping is None or len(mapping) < start) and not is_lost:
             self._core.fs.unlink(file.path)
             return []
-        content: Buffer = mapping if mapping is not None and len(mapping) >= start else bytes(start)
+        content: Buffer = b"" if mapping is None else mapping
+        if memoryview(content).nbytes < start:
+            content = bytes(content).ljust(start, b"\0")
         is_trusted = self._is_same_boot and self._is_alone
         if self._is_copy:
             found = Survey(memoryview(content).nbytes, False, (), b"")
         else:
             found = survey(content, start, synced, is_last=is_last, is_trusted=is_trusted)
+        check_number(file.path, file.number, found.ends_as)
         log = _LogContent(file, start, synced, found)
         if found.lost:
             self._note_damage(log)
@@ -526,7 +537,7 @@ class _Recovery:
         if frame is None:
             self._check_seq(file, content, replay)
             self._cut(file, replay, memoryview(content).nbytes)
-            end += len(END_FRAME)
+            end += END_FRAME_SIZE
         self._stretches.append(LogStretch(source, log.start, replay.position, file.path))
         shard = log.synced or SyncedEnd(0, 0)
         self._store.earlier_ends.append(shard._replace(file_number=file.number, offset=end))
@@ -575,7 +586,7 @@ class _Recovery:
             self._report.cut_bytes += size - replay.position
         # The mapping must not reach behind the end of the file: touching that would be a bus error.
         old = self._store.old_files.pop()
-        cut_tail(self._core.fs, file.path, replay.position)
+        cut_tail(self._core.fs, file.path, file.number, replay.position)
         self._core.sources.set(old.source, map_file(self._core.fs, file.path))
         self._store.old_files.append(old)
 

@@ -29,13 +29,14 @@ from everlog.topics.storage.shipping import (
     Base,
     SegmentCopy,
     Shipment,
+    check_number,
     last_number,
     load_base,
     log_key,
     unsealed,
 )
 from everlog.topics.storage.synced_ends import SyncedEnd, write_ends
-from everlog.topics.storage.wal_files import END_FRAME, list_wal_files
+from everlog.topics.storage.wal_files import END_FRAME_SIZE, end_frame, list_wal_files, read_end_frame
 
 COPY_BOOT_ID: Final = "standby"
 """Stands in a copy for the run of the machine: what was shipped is not lost with any machine."""
@@ -290,7 +291,9 @@ class Restorer:
             data = self._store.get(key).data
         except ObjectNotFound:
             return None
-        return unsealed(data, Shipment, self._store.describe(key))
+        found = unsealed(data, Shipment, self._store.describe(key))
+        check_number(self._store.describe(key), number, found.number)
+        return found
 
     def _base_at(self, number: int) -> Base | None:
         try:
@@ -379,13 +382,14 @@ class Restorer:
             if not offset or self._is_ended(shard_dir, number, offset):
                 number, offset, next_number = next_number, 0, next_number + 1
             # Counted once, behind all of the log, and noted where the log of each shard goes on.
-            content = damage_frame(0, 0 if left else records) + END_FRAME
+            content = damage_frame(0, 0 if left else records) + end_frame(number)
             self._write(os.path.join(shard_dir, layout.WAL_FILE.name(number)), offset, content)
             self._ends[number] = offset + len(content)
 
     def _is_ended(self, shard_dir: str, number: int, end: int) -> bool:
         with opened(self._fs, os.path.join(shard_dir, layout.WAL_FILE.name(number))) as fd:
-            return self._fs.pread(fd, len(END_FRAME), end - len(END_FRAME)) == END_FRAME
+            tail = self._fs.pread(fd, END_FRAME_SIZE, end - END_FRAME_SIZE)
+            return read_end_frame(tail, len(tail)) is not None
 
     def _write_ends(self) -> None:
         ends = [SyncedEnd(number, end) for number, end in sorted(self._ends.items())]

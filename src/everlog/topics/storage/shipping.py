@@ -91,6 +91,8 @@ class Shipment(msgspec.Struct, frozen=True, array_like=True):
     time_ms: int
     pieces: list[Piece]
     version: int = VERSION
+    number: int = 0
+    """Its place in the chain; 0 in those of version 0.2."""
 
 
 class DataPart(msgspec.Struct, frozen=True, array_like=True):
@@ -540,7 +542,7 @@ class Shipper:
         """Create the next shipment of the chain; `Superseded` if another owner has."""
         assert self.manifest is not None
         number = self._next_log
-        shipment = Shipment(self.manifest.epoch, self.manifest.owner, self._now_ms(), pieces)
+        shipment = Shipment(self.manifest.epoch, self.manifest.owner, self._now_ms(), pieces, number=number)
         try:
             self._store.put_new(log_key(number), sealed(shipment))
         except ObjectExists:
@@ -576,10 +578,10 @@ def superseded(store: ObjectStore, mine: Manifest) -> Superseded:
 def fence(store: ObjectStore, mine: Manifest, clock: Clock) -> int:
     """Create the next shipment, so that an earlier owner cannot; return the number behind it."""
     number = last_number(store, LOG) + 1
-    marker = sealed(Shipment(mine.epoch, mine.owner, clock.wall_ns() // _NS_PER_MS, []))
+    marker = Shipment(mine.epoch, mine.owner, clock.wall_ns() // _NS_PER_MS, [])
     while True:
         try:
-            store.put_new(log_key(number), marker)
+            store.put_new(log_key(number), sealed(msgspec.structs.replace(marker, number=number)))
             return number + 1
         except ObjectExists:
             number += 1  # the earlier owner was quicker; what it has shipped counts
@@ -588,4 +590,12 @@ def fence(store: ObjectStore, mine: Manifest, clock: Clock) -> int:
 def load_base(store: ObjectStore, number: int) -> Base:
     """Read a base."""
     key = base_key(number)
-    return unsealed(store.get(key).data, Base, store.describe(key))
+    base = unsealed(store.get(key).data, Base, store.describe(key))
+    check_number(store.describe(key), number, base.number)
+    return base
+
+
+def check_number(name: str, number: int, own_number: int) -> None:
+    """Refuse an object that is another one under this number; 0 is that of an older one, which has none."""
+    if own_number not in (0, number):
+        raise Corrupt(f"{name} is number {own_number} under another name; give each object its name back")

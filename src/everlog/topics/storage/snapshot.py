@@ -97,6 +97,15 @@ def newest(fs: Fs, meta_dir: str) -> NewestSnapshot:
     return NewestSnapshot(0, None, rejected)
 
 
+def check_number(meta_dir: str, number: int, own_number: int) -> None:
+    """Refuse a snapshot that is another one by its content; 0 is that of version 0.2, which has none."""
+    if own_number not in (0, number):
+        raise CorruptMetadata(
+            f"{_path(meta_dir, layout.SNAPSHOT_FILE, number)} is snapshot {own_number} under another name; "
+            "give each snapshot its name back, or restore the directory from a backup"
+        )
+
+
 def _content(fs: Fs, path: str) -> bytes | None:
     """Read a file; None if there is none."""
     with _reported("read the snapshot", path, "check the disk and the permissions, then start again"):

@@ -6,6 +6,7 @@ looks, so that no engine opens the directory meanwhile.
 
     corrupt_frame     a frame of the log or of a segment does not match its lengths or its checksum
     bad_entry         a frame is whole, but what it says cannot be read
+    wrong_name        a log file or snapshot is another one by its content
     unfinished_file   a log file ends before what was synced, or without the end frame that it needs
     missing_file      a log file that was synced is not there
     bad_synced_file   the file that says up to where the log was synced is damaged or missing
@@ -30,7 +31,7 @@ from typing import Final, NamedTuple
 
 from xxhash import xxh3_64_hexdigest, xxh3_128_hexdigest
 
-from everlog.errors import Corrupt, DataDirInUse, Io, ObjectNotFound, UnsupportedVersion
+from everlog.errors import Corrupt, CorruptMetadata, DataDirInUse, Io, ObjectNotFound, UnsupportedVersion
 from everlog.fs import Fs, close_locked, name_holder, read_file
 from everlog.native.topics import log as frames
 from everlog.objects import ObjectStore, open_store
@@ -40,6 +41,7 @@ from everlog.topics.storage.remote import stub_and_heads, unmarked, with_marks
 from everlog.topics.storage.segment_loading import index_entries
 from everlog.topics.storage.segment_store import DELETED_TOPIC_SUFFIX
 from everlog.topics.storage.synced_ends import SyncedEnd, read_ends
+from everlog.topics.storage.wal_files import check_number
 
 NOTES: Final = frozenset(("torn_tail", "leftover", "given_up"))
 """Kinds that a crash leaves and a start repairs, or that no read meets: nothing that was promised is lost."""
@@ -283,6 +285,9 @@ class _Verifier:
             if reason is None:
                 payload = content[layout.SNAPSHOT_HEADER_SIZE : -layout.SNAPSHOT_TRAILER_SIZE]
                 body = control.decode(payload, control.SnapshotBody)
+                snapshot.check_number(
+                    os.path.join(self._path, layout.META_DIR), _snapshot_order(path)[0], body.number
+                )
                 topics = [control.decode(topic, control.TopicRecord) for topic in body.topics]
                 # Ascending order: what counts is what the newest readable snapshot says.
                 self._saved_through = {
@@ -296,6 +301,8 @@ class _Verifier:
                 self._replay_starts = dict(body.starts)
                 self._replayed_whole_from = body.next_file_number
                 self._has_synced_file = body.has_synced_file
+        except CorruptMetadata as error:
+            self._result.add(path, 0, "wrong_name", str(error))
         except (UnsupportedVersion, Corrupt) as error:
             reason = str(error)
         if reason is not None:
@@ -365,6 +372,11 @@ class _Verifier:
             is_last=is_newest,
             is_trusted=self._is_same_boot,
         )
+        try:
+            check_number(file.path, file.number, found.ends_as)
+        except CorruptMetadata as error:
+            self._result.add(file.path, 0, "wrong_name", str(error))
+            return
         for lost in found.lost:
             is_blank = _is_blank(content[lost.offset : lost.offset + lost.size])
             what = f"{lost.size} bytes with up to {lost.records} records are " + (

@@ -35,11 +35,12 @@ from everlog.topics.storage.synced_ends import SyncedEnds
 from everlog.topics.storage.syncs import CommitWindow, SyncRunner
 from everlog.topics.storage.wal_files import (
     AHEAD_BYTES,
-    END_FRAME,
+    END_FRAME_SIZE,
     LogFile,
     capacity_for,
     create_log_file,
     discard_log_file,
+    end_frame,
 )
 
 FILE_BYTES: Final = 64 << 20
@@ -399,10 +400,10 @@ class WalShard:
         self._await_gate()
         file = self.active
         try:
-            self.fs.pwrite(file.fd, END_FRAME, file.end)
+            self.fs.pwrite(file.fd, end_frame(file.number), file.end)
         except OSError as error:
             raise self._cut_back(error) from None
-        file.end += len(END_FRAME)
+        file.end += END_FRAME_SIZE
         self.source_offset = file.end
 
     def _activate(self, file: LogFile) -> None:
@@ -483,7 +484,7 @@ class WalShard:
 
     def _next_file(self, size: int, *, frees_space: bool) -> LogFile:
         """Return the file to go on with; it stays prepared until it is in use."""
-        if size > FILE_BYTES_MAX - len(END_FRAME):
+        if size > FILE_BYTES_MAX - END_FRAME_SIZE:
             raise BatchTooLarge(f"a batch of {size} bytes cannot be in one log file; split it")
         capacity = capacity_for(size, self._file_bytes)
         if self._preparing is not None:

@@ -9,13 +9,16 @@ from __future__ import annotations
 import contextlib
 import os
 from itertools import pairwise
-from typing import Final, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple
 
-from everlog.errors import CorruptMetadata
+from everlog.errors import Corrupt, CorruptMetadata
 from everlog.fs import Fs, opened
 from everlog.native.queue.ring import Mapping
-from everlog.native.topics.log import FrameBuffer
+from everlog.native.topics.log import FrameBuffer, read_log_frame
 from everlog.topics.storage import layout
+
+if TYPE_CHECKING:
+    from typing_extensions import Buffer
 
 PAGE_SIZE: Final = 4096
 
@@ -23,14 +26,37 @@ AHEAD_BYTES: Final = 256 << 10
 """How far behind the frames a log file is written with zeros at once."""
 
 
-def _end_frame() -> bytes:
+def end_frame(file_number: int) -> bytes:
+    """The frame that ends a log file, with the number that the file has."""
     buffer = FrameBuffer()
-    buffer.append_control(layout.FrameType.FILE_END, 0, 0, 0, 0, b"")
+    buffer.append_control(layout.FrameType.FILE_END, 0, 0, file_number, 0, b"")
     return buffer.tobytes()
 
 
-END_FRAME: Final = _end_frame()
-"""The frame that ends a log file; every file keeps room for it."""
+END_FRAME_SIZE: Final = len(end_frame(0))
+"""Every log file keeps room for its end frame."""
+
+
+def read_end_frame(content: Buffer, end: int) -> int | None:
+    """The file number in an end frame that ends at `end`; None if there is none, 0 if it has no number."""
+    at = end - END_FRAME_SIZE
+    if at < 0:
+        return None
+    try:
+        frame = read_log_frame(content, at)
+    except Corrupt:
+        return None
+    is_end = frame.type == layout.FrameType.FILE_END and frame.size == END_FRAME_SIZE
+    return frame.seq if is_end else None
+
+
+def check_number(path: str, number: int, ends_as: int) -> None:
+    """Refuse a log file that ends with the number of another one; 0 is none, as in files of version 0.2."""
+    if ends_as not in (0, number):
+        raise CorruptMetadata(
+            f"{path} is log file {ends_as} under another name; give each log file its name back, or restore "
+            "the directory from a backup"
+        )
 
 
 class WalFile(NamedTuple):
@@ -87,7 +113,7 @@ def map_file(fs: Fs, path: str) -> Mapping | None:
         return Mapping(fd, size, False) if size else None
 
 
-def cut_tail(fs: Fs, path: str, length: int) -> None:
+def cut_tail(fs: Fs, path: str, number: int, length: int) -> None:
     """Cut a file that a crash has left down to its first `length` bytes, and end it, durably.
 
     The end frame distinguishes a complete file from one that has lost its tail, so a
@@ -95,7 +121,7 @@ def cut_tail(fs: Fs, path: str, length: int) -> None:
     """
     with opened(fs, path, os.O_RDWR) as fd:
         fs.truncate(fd, length)
-        fs.pwrite(fd, END_FRAME, length)
+        fs.pwrite(fd, end_frame(number), length)
         fs.fsync(fd)
 
 
@@ -119,7 +145,7 @@ class LogFile:
     @property
     def limit(self) -> int:
         """Where frames must end at the latest, so that the end frame fits."""
-        return self.capacity - len(END_FRAME)
+        return self.capacity - END_FRAME_SIZE
 
     def grow(self, fs: Fs, capacity: int) -> None:
         """Allocate more; only for a file without frames, since the mapping changes."""
@@ -149,7 +175,7 @@ class LogFile:
 
 def capacity_for(size: int, file_bytes: int) -> int:
     """Return the capacity of a file that must take `size` bytes of frames: `file_bytes` if that does."""
-    needed = size + len(END_FRAME)
+    needed = size + END_FRAME_SIZE
     return file_bytes if needed <= file_bytes else -(-needed // PAGE_SIZE) * PAGE_SIZE
 
 
