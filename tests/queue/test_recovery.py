@@ -465,6 +465,25 @@ def test_step_7_segments_of_nothing_but_padding_are_looked_through(killed: Path)
         assert (writer.segment_id, writer.next_seq) == (3, PER_SEGMENT)
 
 
+@pytest.mark.parametrize("count", [1, PER_SEGMENT, 2 * PER_SEGMENT + 3])
+def test_step_7_no_seq_is_given_out_again_if_all_segments_with_records_are_lost(
+    tmp_path: Path, count: int
+) -> None:
+    path = tmp_path / "q"
+    with open_writer(path, retention=False) as writer:
+        for _ in range(count):
+            writer.append(1, b"x")
+        writer.roll()
+    *lost, _ = [segment_id for segment_id in segment_ids(path) if segment_id <= control_u32(path, 132)]
+    for segment_id in lost:
+        segment_file(path, segment_id).unlink()
+    with open_writer(path, retention=False) as writer:
+        assert [damage.reason for damage in writer.recovery.damage] == [
+            f"segments 0 to {lost[-1]} are missing, and no other has a record"
+        ]
+        assert writer.append(1, b"next") >= count
+
+
 def test_step_7_the_first_record_of_all_has_seq_0(tmp_path: Path) -> None:
     open_writer(tmp_path / "q").close()
     with open_writer(tmp_path / "q") as writer:

@@ -334,6 +334,10 @@ class _Recovery:
                     return records.next_seq + lost, segment_id
             finally:
                 segment.close(self.fs)
+        if after:
+            # Retention keeps the newest record, so a segment that had it was here.
+            self._report(0, 0, 0, f"segments 0 to {after - 1} are missing, and no other has a record")
+            lost += after * (self.size // RECORD_ALIGN - 1)
         return lost, current_id
 
 
