@@ -1,4 +1,4 @@
-"""The formats and jobs on a real cluster of processes, also when one of its workers is killed."""
+"""Jobs on a real cluster of processes of which one worker is killed."""
 
 from __future__ import annotations
 
@@ -32,15 +32,6 @@ def rows_of(lake: Path, table: str, *columns: str) -> list[tuple[Any, ...]]:
     """Read a table without Spark."""
     found = deltalake.DeltaTable(str(lake / table)).to_pyarrow_table(columns=list(columns))
     return list(zip(*(found.column(name).to_pylist() for name in columns), strict=True))
-
-
-def test_a_command_runs_on_a_cluster(tmp_path: Path) -> None:
-    queue, lake = tmp_path / "queue", tmp_path / "lake"
-    messages = write_simulated_queue(str(queue), 500, 2)
-    with running_cluster(tmp_path / "cluster") as cluster:
-        report = cluster.run("pipeline", "archive", "--queue", queue, "--lake", lake, "--table", "messages")
-    assert report["rows"] == messages
-    assert sorted(rows_of(lake, "messages", "seq")) == [(seq,) for seq in range(messages)]
 
 
 def begin(driver: Started, job: str) -> None:

@@ -14,23 +14,13 @@ from typer.testing import CliRunner
 from everlog.cli.main import app
 from everlog.errors import InvalidConfig, ObjectStoreFailed
 from everlog.lake_reports import ArchiveProgress, report_key
-from everlog.market.feature_rows import standard_features
-from everlog.market.triggers import TimeBar
-from everlog.market.venues.simulated import SimulatedVenue
 from everlog.objects import open_store
 from everlog.pipeline import register
 from everlog.pipeline.jobs.archive import archive_queue
 from everlog.pipeline.jobs.audit import audit_queue
 from everlog.pipeline.jobs.batches import ARCHIVED_FILE
-from everlog.pipeline.jobs.features import features_of_books
-from everlog.pipeline.jobs.importing import import_to_lake
-from everlog.pipeline.jobs.live_replay import follow_books
-from everlog.pipeline.jobs.refine import LateTable, refine
-from everlog.pipeline.jobs.replay import replay_books
 from everlog.pipeline.lake import LakeTable
 from everlog.queue import Queue
-from tests.market.venues.tardis_files import write_tardis_files
-from tests.support.market_queues import SECOND_NS, write_market_queue
 from tests.support.object_stores import S3Server, moto_server
 
 pytestmark = pytest.mark.timeout(300)
@@ -121,41 +111,6 @@ def test_a_table_in_a_store_takes_a_batch_once_and_is_read_by_options_and_by_sql
         done = CliRunner().invoke(app, ["pipeline", *command, "--lake", lake, "--table", "records"])
         assert done.exit_code == 0, done.output
     assert len(table.files()) == 3 and table.read(spark).count() == 180
-
-
-def test_imports_books_features_and_late_messages_are_those_of_a_lake_in_a_directory(
-    spark: SparkSession, store: S3Server, tmp_path: Path
-) -> None:
-    books, raw = str(tmp_path / "books"), str(tmp_path / "raw")
-    write_market_queue(books)
-    venue = SimulatedVenue(["SYM"], resting_orders=10, rate=2000.0, kinds=("l2", "trades"))
-    file = str(write_tardis_files(venue, 100, tmp_path)[0])
-    with Queue.open_publisher(raw, segment_size=1 << 20) as writer:
-        for block in SimulatedVenue(["SYM"], rate=200.0, kinds=("l2", "trades")).blocks(200):
-            block.append_to(writer)
-    found = {}
-    for lake in (str(tmp_path / "lake"), store.url("jobs")):
-        checkpoint = str(tmp_path / f"checkpoint-{len(found)}")
-        replay_books(spark, books, lake, "tops", partitions=2)
-        features_of_books(spark, books, lake, "features", standard_features(), trigger=TimeBar(SECOND_NS))
-        options = {"maxRecordsPerBatch": "150"}
-        follow_books(
-            spark, books, lake, "live", checkpoint=checkpoint, follow=False, partitions=2, options=options
-        )
-        late = LateTable(lake)
-        refine(spark, raw, str(tmp_path / f"refined-{len(found)}"), "simulated", ["SYM"], late=late)
-        imported = [import_to_lake(spark, "tardis-book", [file], lake, "events") for _ in range(2)]
-        assert [report.known for report in imported] == [0, 1]
-        assert imported[0].entries == imported[1].entries
-        names = ("tops", "tops_depth", "features", "live", "live_depth", "live_report", "events", "late")
-        found[lake] = {
-            name: sorted(str(tuple(row)) for row in LakeTable(lake, name).read(spark).collect())
-            for name in names
-            if LakeTable(lake, name).open() is not None
-        }
-    here, there = found.values()
-    assert here == there
-    assert {"tops", "live", "features", "events"} <= set(here) and here["tops"]
 
 
 def test_a_store_that_is_away_is_one_error_and_nothing_is_written_here(

@@ -38,6 +38,8 @@ spark.executor.extraJavaOptions {QUICK_START}
 """
 FREE_PORT = {"SPARK_TESTING": "yes"}
 """The environment in which a server of Spark Connect that PySpark starts takes a free port."""
+QUICK_JAVA = {"JAVA_TOOL_OPTIONS": "-XX:TieredStopAtLevel=1"}
+"""The environment in which Java compiles once only: a third less processor time in runs of a minute."""
 
 MASTER_STARTED = re.compile(r"Starting Spark master at (spark://\S+)")
 EXECUTOR = b"CoarseGrainedExecutorBackend"
@@ -82,6 +84,7 @@ class Cluster:
         (folder / "conf" / "spark-defaults.conf").write_text(DEFAULTS)
         self.environment = {
             **os.environ,
+            **QUICK_JAVA,
             "JAVA_HOME": java_home(),
             "SPARK_HOME": SPARK_HOME,
             "SPARK_LOCAL_IP": "127.0.0.1",
