@@ -20,8 +20,10 @@ from everlog.market import BookSet, BookSettings, Outputs
 from everlog.market.protocol import BookEventType, TypeId
 from everlog.market.replay import Replay
 from everlog.pipeline import queue_ranges
+from everlog.pipeline.jobs import time_spans
 from everlog.pipeline.jobs.market_tasks import TaskFilter, task_messages
 from everlog.pipeline.jobs.replay import DEPTH, REPORT, TOP, BookTables, ReplayPlan
+from everlog.pipeline.jobs.time_spans import Spans
 from everlog.queue import Queue
 from everlog.seq_ranges import SeqRange
 from tests.support.book_twins import l2_record, l3_records
@@ -33,9 +35,12 @@ PATIENT = ReplayPlan(BookSettings(gap_policy="quarantine"))
 
 
 def replayed(
-    path: str, tasks: int, plan: ReplayPlan, cuts: tuple[int, ...] = ()
+    path: str, tasks: int, plan: ReplayPlan, cuts: tuple[int, ...] = (), *, ahead: bool = False
 ) -> dict[str, list[dict[str, Any]]]:
-    """The rows of all tasks by table, in the order of seqs; at the cuts books are saved and loaded."""
+    """The rows of all tasks by table, in the order of seqs; at the cuts books are saved and loaded.
+
+    If they come from `ahead`, they are those of a pass that writes no rows.
+    """
     held = queue_ranges.bounds(path)
     bounds = sorted({held.first, held.end, *(cut for cut in cuts if held.first < cut < held.end)})
     found: dict[str, list[dict[str, Any]]] = {kind: [] for kind in NAMES}
@@ -45,6 +50,9 @@ def replayed(
             books = BookTables(plan, NAMES, state)
             for rows in books.replay(path, SeqRange(first, end), TaskFilter(tasks, number)):
                 found[rows.table] += rows.batch.to_pylist()
+            if ahead:
+                books = BookTables(plan, NAMES, state)
+                books.advance(path, SeqRange(first, end), TaskFilter(tasks, number))
             state = books.state()
     return {
         kind: sorted(rows, key=lambda row: (row["seq"], row.get("kind", ""))) for kind, rows in found.items()
@@ -89,11 +97,48 @@ def test_tops_and_depth_are_those_of_one_set_of_books(queue: str) -> None:
 
 
 @settings(max_examples=effort(20))
-@given(st.integers(1, 4), st.lists(st.integers(0, 450), max_size=4))
+@given(st.integers(1, 4), st.lists(st.integers(0, 450), max_size=4), st.booleans())
 def test_books_that_are_kept_between_batches_write_what_one_run_does(
-    queue: str, tasks: int, cuts: list[int]
+    queue: str, tasks: int, cuts: list[int], ahead: bool
 ) -> None:
-    assert replayed(queue, tasks, ReplayPlan(), tuple(cuts)) == replayed(queue, 1, ReplayPlan())
+    assert replayed(queue, tasks, ReplayPlan(), tuple(cuts), ahead=ahead) == replayed(queue, 1, ReplayPlan())
+
+
+@pytest.mark.parametrize("ahead", [False, True])
+def test_books_that_are_kept_still_wait_for_the_whole_book_of_a_market(tmp_path: Path, ahead: bool) -> None:
+    whole = l2_record(BookEventType.SNAPSHOT, [(5, 4)], [(9, 1)])
+    diff = l2_record(BookEventType.DIFF, [(6, 9)], [])
+    path = written(tmp_path / "queue", [whole, *([diff] * 300), whole, diff])
+    os.unlink(min((tmp_path / "queue").glob("*.q")))
+    first, end = queue_ranges.bounds(path)
+    assert 0 < first < end - 10
+    found = replayed(path, 1, ReplayPlan(), (first + 1, end - 5, end - 1), ahead=ahead)
+    assert [(row["seq"], row["bid_size"]) for row in found[TOP]] == [(end - 2, 4), (end - 1, 9)]
+    assert found == replayed(path, 1, ReplayPlan())
+
+
+def test_spans_are_for_queues_of_which_one_market_has_most(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def spans_of(name: str, markets: list[int], tasks: int, parts: int | None = None) -> Spans:
+        path = tmp_path / name
+        if not path.exists():
+            written(path, [l2_record(BookEventType.DIFF, [], [], market=(1, one)) for one in markets])
+        return Spans.of(str(path), queue_ranges.bounds(str(path)), tasks, parts)
+
+    hot, even = [*([7] * 19), 8] * 50, [*range(40)] * 25
+    assert spans_of("hot", hot, 8).parts == 1, "too few messages to be worth while"
+    monkeypatch.setattr(time_spans, "MESSAGES_MIN", 1000)
+    assert [spans_of("hot", hot, tasks).parts for tasks in (1, 2, 8)] == [1, 2, 8]
+    assert [spans_of("even", even, tasks).parts for tasks in (1, 2, 8)] == [1, 1, 1]
+    assert spans_of("even", even, 2, 3)[1:] == (3, 1)
+    cut = spans_of("hot", hot, 6, 3)
+    assert (cut.parts, cut.groups) == (3, 2)
+    ranges = [SeqRange(0, 333), SeqRange(333, 666), SeqRange(666, 1000)]
+    assert [cut.of_task(number) for number in range(6)] == [
+        (one, group) for one in ranges for group in (0, 1)
+    ]
+    assert spans_of("none", [], 4, 3).ranges() == [SeqRange(0, 0)]
 
 
 def levels(number: int, size: int) -> bytes:
@@ -126,7 +171,8 @@ def test_a_book_in_quarantine_has_no_rows(tmp_path: Path) -> None:
     assert [(row["seq"], row["bid_size"]) for row in found[TOP]] == [(0, 4), (1, 6), (4, 4), (5, 7)]
     assert [row["seq"] for row in found[DEPTH]] == [0, 1, 4, 5]
     assert [row["seq"] for row in found[REPORT] if row["kind"] == "gap"] == [2, 6]
-    assert replayed(path, 2, PATIENT, cuts=(1, 3, 4, 7)) == found
+    for ahead in (False, True):
+        assert replayed(path, 2, PATIENT, cuts=(1, 3, 4, 7), ahead=ahead) == found
     patient = ReplayPlan(BookSettings(gap_policy="ignore"))
     assert len(replayed(path, 1, patient)[TOP]) == 8, "every event is applied under ignore"
 

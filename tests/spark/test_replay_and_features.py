@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import numpy as np
@@ -117,8 +118,11 @@ def test_the_command_without_spark_writes_the_bits_of_the_job(spark: SparkSessio
     assert sum(alone["trades"].to_pylist()) > 100
 
 
-def test_tops_are_those_of_one_machine(spark: SparkSession, queue: str, tmp_path: Path) -> None:
-    report = replay_books(spark, queue, str(tmp_path), "tops", partitions=2)
+@pytest.mark.parametrize(("partitions", "spans"), [(2, 1), (6, 3)])
+def test_tops_are_those_of_one_machine(
+    spark: SparkSession, queue: str, tmp_path: Path, partitions: int, spans: int
+) -> None:
+    report = replay_books(spark, queue, str(tmp_path), "tops", partitions=partitions, spans=spans)
     books, expected = BookSet(), {}
     for some in Replay(queue).types(TypeId.BOOK_EVENT).batches():
         for events, result in books.apply_packed(some.packed, Outputs()).values():
@@ -134,6 +138,7 @@ def test_tops_are_those_of_one_machine(spark: SparkSession, queue: str, tmp_path
     assert depth.count() == report.depth_rows > len(MARKETS)
     assert depth.selectExpr("max(size(bids)) as most").collect()[0].most > 1
     assert LakeTable(tmp_path, "tops_report").read(spark).count() == 0
+    assert sorted(os.listdir(tmp_path)) == ["tops", "tops_depth", "tops_report"], "stored books are gone"
     files = LakeTable(tmp_path, "tops").files({"date": "2024-10-03", "venue": "binance"})
     assert files and all("date=2024-10-03/venue=binance" in file for file in files)
 

@@ -62,15 +62,13 @@ def run_chain(spark: SparkSession, inputs: Path, lake: str, folder: Path) -> Fou
     for table, decode in ARCHIVED.items():
         place = {"checkpoint": str(folder / f"{table}.checkpoint"), "reader": f"{folder.name}-{table}"}
         archive_queue(spark, queue, lake, table, **place, options={**options, "decode": decode})
-    replay_books(spark, queue, lake, "quotes", partitions=2)
+    replay_books(spark, queue, lake, "quotes", partitions=4, spans=2)
     live = str(folder / "live.checkpoint")
     follow_books(spark, queue, lake, "live", checkpoint=live, follow=False, partitions=2, options=options)
     trigger, bars = TimeBar(SECOND_NS), Bars("count", 5)
     features_of_books(spark, queue, lake, "features", standard_features(), trigger=trigger, bars=bars)
     for table in ARCHIVED:
-        audit = audit_queue(
-            spark, lake, table, queue=queue, checkpoint=str(folder / f"{table}.checkpoint")
-        )
+        audit = audit_queue(spark, lake, table, queue=queue, checkpoint=str(folder / f"{table}.checkpoint"))
         assert audit.is_sound, (table, audit)
     symbols, settings = RECORDINGS["coinbase"].symbols, RefinerySettings(segment_size=1 << 20)
     late = LateTable(lake)
@@ -84,7 +82,7 @@ def run_chain(spark: SparkSession, inputs: Path, lake: str, folder: Path) -> Fou
         found[name] = sorted(str(tuple(row)) for row in LakeTable(lake, name).read(spark).collect())
         assert found[name], name
     assert LakeTable(lake, "quotes_report").read(spark).count() == 0, "nothing was lost"
-    assert found["live"] == found["quotes"]
+    assert (found["live"], found["live_depth"]) == (found["quotes"], found["quotes_depth"])
     for path in sorted(folder.rglob("control.meta")):
         found[str(path.parent.relative_to(folder))] = [
             bytes(one.payload).hex() for one in messages_of(path.parent)

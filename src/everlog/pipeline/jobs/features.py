@@ -10,6 +10,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any, Final, NamedTuple
 
 import numpy as np
@@ -33,6 +34,7 @@ from everlog.pipeline.jobs.market_tasks import (
     Rows,
     TableSpec,
     TaskFilter,
+    TaskWork,
     computed_batch,
     fill_from_queue,
     signed,
@@ -104,7 +106,10 @@ def features_of_books(
         if bars is not None:
             yield from work.bars(path, held, TaskFilter(tasks, number, trades=True), specs[1].table.name)
 
-    files = fill_from_queue(spark, path, specs, work.name(), report, partitions, task)
+    def share(held: SeqRange, tasks: int) -> TaskWork:
+        return TaskWork(tasks, partial(task, held, tasks))
+
+    files = fill_from_queue(spark, path, specs, work.name(), report, partitions, share)
     if bars is not None and files is not None:
         report.bar_rows = sum(file["rows"] for file in files[specs[1].table.name])
     report.seconds = time.monotonic() - started_s

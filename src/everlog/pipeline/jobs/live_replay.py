@@ -9,10 +9,8 @@ durable, then the tables are committed, then the batch is.
 from __future__ import annotations
 
 import os
-import shutil
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import suppress
 from functools import partial
 from typing import Final
 
@@ -20,7 +18,7 @@ import msgspec
 from pyspark.sql import SparkSession
 
 from everlog.clock import NS_PER_S
-from everlog.errors import Corrupt, DataLost, ObjectNotFound
+from everlog.errors import DataLost
 from everlog.market import BookSettings
 from everlog.pipeline.jobs.batches import (
     Batch,
@@ -30,7 +28,7 @@ from everlog.pipeline.jobs.batches import (
     run_batches,
     shared_place,
 )
-from everlog.pipeline.jobs.market_tasks import Rows, TableSpec, TaskFilter, fill_tables
+from everlog.pipeline.jobs.market_tasks import Rows, TableSpec, TaskFilter, TaskWork, fill_tables
 from everlog.pipeline.jobs.replay import (
     DEPTH_LEVELS,
     TOP,
@@ -40,7 +38,7 @@ from everlog.pipeline.jobs.replay import (
     count_replayed,
 )
 from everlog.pipeline.jobs.report import stored_settings
-from everlog.pipeline.lake_places import LakePlace
+from everlog.pipeline.jobs.time_spans import BookStates
 from everlog.pipeline.sources.base import StreamReader
 from everlog.pipeline.sources.queue import QueueFormat
 from everlog.pipeline.spark_tasks import default_tasks
@@ -114,7 +112,7 @@ class _LiveReplay:
         self._shown = shown
         top = tables()[TOP].table
         self._checkpoint = checkpoint_folder(top, checkpoint)
-        self._states = shared_place(top, self._checkpoint).below(STATES)
+        self._states = BookStates(shared_place(top, self._checkpoint).below(STATES))
         self._application = application_of(self._checkpoint, top)
         self._report = ReplayReport(job="replay", source=path, table=top.path)
         self._started_s = time.monotonic()
@@ -139,11 +137,9 @@ class _LiveReplay:
         work = self._work(
             wanted, {kind: spec.table.name for kind, spec in tables.items()}, is_first=number == 0
         )
-        files = fill_tables(
-            self._spark, specs, self._application, number, self._tasks, work, self._report, replace=False
-        )
+        files = fill_tables(self._spark, specs, self._application, number, work, self._report, replace=False)
         self._position.move_to(wanted.end)
-        self._drop_states(wanted.end)
+        self._states.drop(wanted.end)
         report = self._report
         report.offsets = {"end": wanted.end}
         report.seconds = time.monotonic() - self._started_s
@@ -151,18 +147,16 @@ class _LiveReplay:
         if self._shown is not None:
             self._shown(report)
 
-    def _work(
-        self, wanted: SeqRange, names: dict[str, str], *, is_first: bool
-    ) -> Callable[[int], Iterator[Rows]]:
+    def _work(self, wanted: SeqRange, names: dict[str, str], *, is_first: bool) -> TaskWork:
         path, plan, tasks, states = self._path, self._plan, self._tasks, self._states
 
         def work(number: int) -> Iterator[Rows]:
-            state = None if is_first else _read_state(states, wanted.first, number)
+            state = None if is_first else states.read(wanted.first, number)
             books = BookTables(plan, names, state)
             yield from books.replay(path, wanted, TaskFilter(tasks, number))
-            _write_state(states, wanted.end, number, books.state())
+            states.write(wanted.end, number, books.state())
 
-        return work
+        return TaskWork(tasks, work)
 
     def _wanted(self, batch: Batch) -> SeqRange:
         """Return the messages of a batch, which are all of one queue."""
@@ -173,30 +167,3 @@ class _LiveReplay:
                 f"instance {before.instance}. Replay the new queue into another table"
             )
         return SeqRange(before.seq, end.seq)
-
-    def _drop_states(self, needed: int) -> None:
-        """Delete all states but those with which the next batch begins."""
-        if not self._states.is_local:
-            objects = self._states.objects()
-            objects.delete([one.key for one in objects.list() if not one.key.startswith(f"{needed}/")])
-            return
-        with suppress(FileNotFoundError):
-            for name in os.listdir(self._states.path):
-                if name != str(needed):
-                    shutil.rmtree(os.path.join(self._states.path, name), ignore_errors=True)
-
-
-def _read_state(states: LakePlace, seq: int, number: int) -> bytes:
-    key = f"{seq}/{number}.state"
-    try:
-        return states.objects().get(key).data
-    except ObjectNotFound:
-        raise Corrupt(
-            f"the books before message {seq} are not at {states.path}/{key}; every worker has to see that "
-            "place. If it is lost, replay into another table"
-        ) from None
-
-
-def _write_state(states: LakePlace, seq: int, number: int, state: bytes) -> None:
-    # Two attempts of a task may run at once; each stores the same content whole.
-    states.objects().put(f"{seq}/{number}.state", state)

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from functools import partial
 from typing import Any, Final, NamedTuple, Self
 
 import numpy as np
@@ -85,8 +84,16 @@ class Rows(NamedTuple):
     batch: pa.RecordBatch
 
 
-Work = Callable[[int], Iterator[Rows]]
-"""The work of a task, given its number."""
+class TaskWork(NamedTuple):
+    """What the tasks of a run do."""
+
+    tasks: int
+    run: Callable[[int], Iterator[Rows]]
+    """The work of a task, given its number."""
+    groups: int | None = None
+    """Tasks whose numbers differ by a multiple of this have the same markets; None: each has its own."""
+    prepare: Callable[[], object] = lambda: None
+    """Called before the tasks, if there is something to do."""
 
 
 Files = dict[str, list[dict[str, Any]]]
@@ -98,8 +105,7 @@ def fill_tables(
     specs: Sequence[TableSpec],
     application: str,
     batch: int,
-    tasks: int,
-    work: Work,
+    work: TaskWork,
     report: RunReport,
     *,
     replace: bool | Mapping[str, str],
@@ -117,7 +123,8 @@ def fill_tables(
             spec.table.check_append(spec.schema)
         else:
             spec.table.check_replace()
-    files = _run_tasks(spark, specs, tasks, work)
+    work.prepare()
+    files = _run_tasks(spark, specs, work)
     for spec, repeat in zip(specs, repeats, strict=True):
         name, partition_by = spec.table.name, spec.partition_by
         done = repeat or spec.table.commit(
@@ -138,12 +145,12 @@ def fill_from_queue(
     what: str,
     report: RunReport,
     partitions: int | None,
-    work: Callable[[SeqRange, int, int], Iterator[Rows]],
+    work: Callable[[SeqRange, int], TaskWork],
 ) -> Files | None:
     """Replace the tables by what `work` makes of all messages that a queue or an archive holds now.
 
-    `work` gets the range, the number of tasks and its own number. `what` describes it: a second run of the
-    same work over the same messages changes nothing.
+    `work` gets the range and how many tasks there may be. `what` describes it: a second run of the same work
+    over the same messages changes nothing.
     """
     held = market_sources.bounds(path)
     # A run by an earlier version made other columns.
@@ -155,9 +162,8 @@ def fill_from_queue(
             f"ends at {held.end}; was it created again? Use another table"
         )
     report.offsets = {"first": held.first, "end": held.end}
-    tasks = partitions or default_tasks(spark)
-    task = partial(work, held, tasks)
-    return fill_tables(spark, specs, application, held.end, tasks, task, report, replace=True)
+    shared = work(held, partitions or default_tasks(spark))
+    return fill_tables(spark, specs, application, held.end, shared, report, replace=True)
 
 
 def application_name(job: str, path: str, what: str) -> str:
@@ -173,14 +179,15 @@ class _Done(NamedTuple):
     markets: set[Market]
 
 
-def _run_tasks(spark: SparkSession, specs: Sequence[TableSpec], tasks: int, work: Work) -> Files:
+def _run_tasks(spark: SparkSession, specs: Sequence[TableSpec], work: TaskWork) -> Files:
     """Write the rows of all tasks to files; they are not part of a table yet."""
+    run, groups = work.run, work.groups or work.tasks
     targets = {one.table.name: (one.table.place, one.partition_by, one.rows) for one in specs}
 
     def task(number: int) -> Iterator[_Done]:
         files = {name: TaskFiles(*target) for name, target in targets.items()}
         done = _Done([], set())
-        for rows in work(number):
+        for rows in run(number):
             done.markets.update(rows.markets)
             done.files.extend((rows.table, file) for file in files[rows.table].write(rows.batch))
         for name, one in files.items():
@@ -189,11 +196,11 @@ def _run_tasks(spark: SparkSession, specs: Sequence[TableSpec], tasks: int, work
 
     by_table: Files = {name: [] for name in targets}
     seen: dict[Market, int] = {}
-    for number, did in enumerate(run_in_tasks(spark, tasks, task)):
+    for number, did in enumerate(run_in_tasks(spark, work.tasks, task)):
         for table, file in did.files:
             by_table[table].append(file)
         for market in did.markets:
-            if seen.setdefault(market, number) != number:
+            if seen.setdefault(market, number % groups) != number % groups:
                 raise Corrupt(
                     f"orders of market {market.market_id} of venue {market.venue_id} are on two channels "
                     "that two tasks read; run the job with one partition"
@@ -278,9 +285,17 @@ class TaskFilter:
                 f"{self._bytes_min}; another program wrote it"
             )
         if self._tasks > 1:
-            mixed = self._keys(wanted) * _SPREAD >> np.uint64(32)
-            keep[keep] = mixed % self._tasks == self._number
+            keep[keep] = _spread(self._keys(wanted)) % self._tasks == self._number
         return keep
+
+
+def spread_book_keys(some: Messages) -> NDArray[np.uint64]:
+    """Return for each book event the number that, modulo the tasks, is that of its task."""
+    return _spread(_book_keys(some))
+
+
+def _spread(keys: NDArray[np.uint64]) -> NDArray[np.uint64]:
+    return keys * _SPREAD >> np.uint64(32)
 
 
 def _book_keys(some: Messages) -> NDArray[np.uint64]:

@@ -20,7 +20,7 @@ from pyspark.sql import SparkSession
 from everlog.errors import DataLost, InvalidConfig
 from everlog.fs import OsFs
 from everlog.pipeline import queue_ranges
-from everlog.pipeline.jobs.market_tasks import Rows, TableSpec, application_name, fill_tables
+from everlog.pipeline.jobs.market_tasks import Rows, TableSpec, TaskWork, application_name, fill_tables
 from everlog.pipeline.jobs.report import RunReport, stored_settings
 from everlog.pipeline.lake import LakeTable
 from everlog.pipeline.refinery import LAYOUT_VERSION, Counts, Refinery, RefinerySettings, Symbols
@@ -139,7 +139,8 @@ def _fill_late_table(
     done = RunReport(job="refine", source=root, table=spec.table.path)
     application = application_name("refine", root, symbols.venue)
     end = report.offsets["end"]
-    fill_tables(spark, [spec], application, end, tasks, work, done, replace={"venue": symbols.venue})
+    shared = TaskWork(tasks, work)
+    fill_tables(spark, [spec], application, end, shared, done, replace={"venue": symbols.venue})
     report.files, report.version = done.files, done.version
 
 

@@ -10,7 +10,9 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Iterator
+from contextlib import ExitStack
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Final, NamedTuple
 
 import msgspec
@@ -36,12 +38,15 @@ from everlog.pipeline.jobs.market_tasks import (
     Rows,
     TableSpec,
     TaskFilter,
+    TaskWork,
     computed_batch,
     fill_from_queue,
     task_messages,
 )
 from everlog.pipeline.jobs.report import RunReport
+from everlog.pipeline.jobs.time_spans import BookStates, Spans
 from everlog.pipeline.market_sources import source_path
+from everlog.pipeline.spark_tasks import run_in_tasks
 from everlog.pipeline.tables import schemas as tables
 from everlog.seq_ranges import Gap, SeqRange
 
@@ -135,12 +140,15 @@ def replay_books(
     depth: int = DEPTH_LEVELS,
     depth_interval_ns: int = NS_PER_S,
     partitions: int | None = None,
+    spans: int | None = None,
 ) -> ReplayReport:
     """Build the books of every market from all messages that the queue holds now; fill the three tables.
 
     `queue` may also be the raw archive of one, or one directory of an archive, here or at an address.
     The tables always hold one whole run: a run over the same messages changes nothing, one over more replaces
     them. Their columns are those of `quotes`, `quotes_depth` and `quotes_report`, whatever they are called.
+    `partitions` are the tasks, which share the markets. Where a few markets have most of the events, tasks
+    also take `spans` of the queue each; by default a sample of a large queue decides. The rows are the same.
     """
     started_s = time.monotonic()
     plan = ReplayPlan(settings or BookSettings(), depth, depth_interval_ns)
@@ -149,13 +157,47 @@ def replay_books(
     report = ReplayReport(job="replay", source=path, table=specs[TOP].table.path)
     names = {kind: spec.table.name for kind, spec in specs.items()}
 
-    def work(held: SeqRange, tasks: int, number: int) -> Iterator[Rows]:
-        yield from BookTables(plan, names).replay(path, held, TaskFilter(tasks, number))
+    states = BookStates(specs[TOP].table.place.parent.below(f"{table}.spans"))
+    with ExitStack() as ends:
 
-    files = fill_from_queue(spark, path, [*specs.values()], repr(plan), report, partitions, work)
+        def share(held: SeqRange, tasks: int) -> TaskWork:
+            cut = Spans.of(path, held, tasks, spans)
+            work = _SpannedReplay(path, plan, names, cut, states)
+            if cut.parts == 1:
+                return TaskWork(cut.groups, work.replay)
+            ends.callback(states.drop)
+            prepare = partial(run_in_tasks, spark, cut.groups, work.store_books)
+            return TaskWork(cut.parts * cut.groups, work.replay, cut.groups, prepare)
+
+        files = fill_from_queue(spark, path, [*specs.values()], repr(plan), report, partitions, share)
     count_replayed(report, specs, files)
     report.seconds = time.monotonic() - started_s
     return report
+
+
+class _SpannedReplay(NamedTuple):
+    """The work of tasks of which each has a span of the queue and a group of its markets."""
+
+    path: str
+    plan: ReplayPlan
+    names: dict[str, str]
+    spans: Spans
+    states: BookStates
+
+    def store_books(self, group: int) -> Iterator[None]:
+        """Store the books of a group of markets before each span but the first."""
+        books = BookTables(self.plan, self.names)
+        for span in self.spans.ranges()[:-1]:
+            books.advance(self.path, span, self.spans.filter(group))
+            self.states.write(span.end, group, books.state())
+        yield None
+
+    def replay(self, number: int) -> Iterator[Rows]:
+        """Yield the rows of a task."""
+        span, group = self.spans.of_task(number)
+        is_first = span.first == self.spans.held.first
+        state = None if is_first else self.states.read(span.first, group)
+        yield from BookTables(self.plan, self.names, state).replay(self.path, span, self.spans.filter(group))
 
 
 def count_replayed(report: ReplayReport, specs: dict[str, TableSpec], files: Files | None) -> None:
@@ -178,6 +220,7 @@ class _State(msgspec.Struct):
 
     books: bytes
     buckets: list[tuple[int, int, int]]
+    began_in_middle: bool = False
 
 
 class _Applied(NamedTuple):
@@ -251,26 +294,49 @@ class BookTables:
         self._bars = MarketBars(plan.depth_interval_ns)
         self._memory = ResultMemory()
         self._is_new = state is None
+        self._began_in_middle = False
         if state is None:
             self._books = BookSet(plan.settings)
             return
         known = msgspec.msgpack.decode(state, type=_State)
         self._books = load_books(known.books, plan.settings)
+        if known.began_in_middle:
+            self._begin_in_middle()
         for venue_id, market_id, bucket in known.buckets:
             self._bars.last[Market(venue_id, market_id)] = bucket
 
     def state(self) -> bytes:
         """Return everything that later rows depend on."""
         buckets = [(*market, bucket) for market, bucket in self._bars.last.items()]
-        return msgspec.msgpack.encode(_State(save_books(self._books), buckets))
+        return msgspec.msgpack.encode(_State(save_books(self._books), buckets, self._began_in_middle))
 
     def replay(self, path: str, wanted: SeqRange, selects: TaskFilter) -> Iterator[Rows]:
         """Apply the messages of a range that belong to the task; yield rows."""
-        if self._is_new and wanted.first > 0:
-            self._books.begin_in_middle()
-        self._is_new = False
-        for some in task_messages(path, wanted, selects, self._books):
+        for some in self._messages(path, wanted, selects):
             yield from self._apply(some)
+
+    def advance(self, path: str, wanted: SeqRange, selects: TaskFilter) -> None:
+        """Apply them for the state behind them alone: that of `replay`, at a fraction of the cost."""
+        want = Outputs(top=False, statuses=self._want.statuses)
+        for some in self._messages(path, wanted, selects):
+            if isinstance(some, Gap):
+                self._lost(some)
+                continue
+            results = self._books.apply_packed(some.packed, want, self._memory)
+            if results:
+                applied = self._shown(_Applied.of(some, some.packed, results))
+                if len(applied.places):
+                    self._fires(applied)
+
+    def _messages(self, path: str, wanted: SeqRange, selects: TaskFilter) -> Iterator[Messages | Gap]:
+        if self._is_new and wanted.first > 0:
+            self._begin_in_middle()
+        self._is_new = False
+        return task_messages(path, wanted, selects, self._books)
+
+    def _begin_in_middle(self) -> None:
+        self._began_in_middle = True
+        self._books.begin_in_middle()
 
     def _apply(self, some: Messages | Gap) -> Iterator[Rows]:
         """Apply messages or a gap; yield rows."""
@@ -289,20 +355,29 @@ class BookTables:
             yield self._fault(market, int(some.seq[gap.event]), int(some.timestamp_ns[gap.event]), row)
 
     def _states(self, applied: _Applied) -> Iterator[Rows]:
-        """Yield what the book was after each event; a book in quarantine is not that of its market."""
-        if self._want.statuses:
-            applied = applied.where(applied.outputs("statuses") != EventStatus.QUARANTINED)
+        """Yield what the book was after each event."""
+        applied = self._shown(applied)
         if not len(applied.places):
             return
         top = applied.outputs("top")
         yield self._rows(TOP, TOP_FIELDS, applied, {name: top[name] for name in top.dtype.names or ()})
         if not self._plan.depth:
             return
-        fires = self._bars.fires([*applied.results], applied.counts, applied.columns["ingest_ts_ns"])
+        fires = self._fires(applied)
         if fires.any():
             chosen = applied.where(fires)
             sides = {name: _levels(chosen.outputs(name)) for name in ("bids", "asks")}
             yield self._rows(DEPTH, DEPTH_FIELDS, chosen, sides)
+
+    def _shown(self, applied: _Applied) -> _Applied:
+        """Return the events that have rows: a book in quarantine is not that of its market."""
+        if not self._want.statuses:
+            return applied
+        return applied.where(applied.outputs("statuses") != EventStatus.QUARANTINED)
+
+    def _fires(self, applied: _Applied) -> NDArray[np.bool_]:
+        """Return which events have a row of levels."""
+        return self._bars.fires([*applied.results], applied.counts, applied.columns["ingest_ts_ns"])
 
     def _rows(self, kind: str, schema: pa.Schema, applied: _Applied, more: dict[str, Any]) -> Rows:
         columns = applied.columns | more
