@@ -57,8 +57,11 @@ _DELETE_BATCH: Final = 500
 _LOCK_FILE: Final = ".lock"
 _LOCK_POLL_NS: Final = 2_000_000
 _REASON_MAX: Final = 200
-_METADATA: Final = ("/latest/api/token", "/latest/meta-data", "/computeMetadata/", "/metadata/identity/")
-"""What the libraries ask the machine for if the environment has no credentials."""
+_NO_CREDENTIALS: Final = (
+    *("/latest/api/token", "/latest/meta-data", "/computeMetadata/", "/metadata/identity/"),
+    *("loading credentials", "no credentials found", "credential provider was not enabled"),
+)
+"""What the libraries ask the machine for if the environment has no credentials, and what they say then."""
 _CREDENTIALS: Final = {
     "s3": "AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY",
     "gs": "GOOGLE_APPLICATION_CREDENTIALS",
@@ -353,11 +356,8 @@ class RemoteStore(ObjectStore):
             ) from error
         except (known.BaseError, OSError, ValueError) as error:
             reason = _reason(error)
-            if any(path in reason for path in _METADATA):
-                raise ObjectStoreFailed(
-                    f"cannot {doing} {name}: there are no credentials in the environment, nor does this "
-                    f"machine give any; set {_CREDENTIALS[self._scheme]} ({reason})"
-                ) from error
+            if missing := missing_credentials(self._scheme, reason):
+                raise ObjectStoreFailed(f"cannot {doing} {name}: {missing} ({reason})") from error
             raise ObjectStoreFailed(
                 f"cannot {doing} {name}: {reason}; check that the store is reachable"
             ) from error
@@ -422,6 +422,16 @@ class RemoteStore(ObjectStore):
                 for path in batch:
                     with suppress(ObjectNotFound), self._reported("remove", path[len(self._prefix) :]):
                         self._obstore.delete(self._store, path)
+
+
+def missing_credentials(scheme: str, reason: str) -> str | None:
+    """Return what to do if the error of a library says that it found no credentials."""
+    if not any(words in reason for words in _NO_CREDENTIALS):
+        return None
+    return (
+        "there are no credentials in the environment, nor does this machine give any; set "
+        f"{_CREDENTIALS[scheme]}"
+    )
 
 
 def _reason(error: BaseException) -> str:

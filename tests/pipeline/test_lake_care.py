@@ -15,6 +15,21 @@ from typer.testing import CliRunner
 from everlog.cli import pipeline
 from everlog.errors import Corrupt, InvalidConfig
 from everlog.pipeline.lake import LakeTable
+from tests.support.command_lines import run
+
+
+def test_a_bucket_without_credentials_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in list(os.environ):
+        if name.startswith(("AWS_", "RUST_")):
+            monkeypatch.delenv(name)
+    # The machine gives neither credentials nor a region.
+    monkeypatch.setenv("AWS_EC2_METADATA_SERVICE_ENDPOINT", "http://127.0.0.1:1")
+    monkeypatch.setenv("HOME", str(tmp_path))
+    done = run("everlog", "pipeline", "compact", "--lake", "s3://nowhere/x")
+    assert done.returncode == 1
+    (line,) = done.stderr.splitlines()
+    assert line.startswith("error: cannot open the table s3://nowhere/x/records: there are no credentials")
+    assert "set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY" in line and "\x1b" not in line
 
 
 def filled(lake: Path, commits: int) -> LakeTable:

@@ -634,6 +634,9 @@ def options(
 ) -> None:
     """Take the options that all jobs have."""
     _Verbose.is_on = verbose
+    if not verbose:
+        # What deltalake, which is imported later, warns of in lines of its own is in the error as well.
+        os.environ.setdefault("RUST_LOG", "error")
 
 
 def _own_error(error: Exception) -> EverlogError | None:

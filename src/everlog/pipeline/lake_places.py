@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Final, Self
 
 from everlog.errors import InvalidConfig, ObjectStoreFailed
 from everlog.fs import OsFs
-from everlog.objects import DirectoryStore, ObjectStore, StoreOptions, open_store
+from everlog.objects import DirectoryStore, ObjectStore, StoreOptions, missing_credentials, open_store
 
 if TYPE_CHECKING:
     from pyarrow.fs import FileSystem
@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 STORES: Final = ("s3", "gs", "az")
 _SCHEME: Final = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://")
 _REASON_MAX: Final = 300
+_COLOUR: Final = re.compile(r"\x1b\[[0-9;]*m")
+"""What deltalake puts around the arrows between the causes of an error."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,9 +116,12 @@ class LakePlace:
         except (DeltaError, OSError, ArrowInvalid) as error:
             if self.is_local:
                 raise
-            reason = " ".join(str(error).split())[:_REASON_MAX]
+            reason = " ".join(_COLOUR.sub("", str(error)).split())
+            short = reason[:_REASON_MAX]
+            if missing := missing_credentials(self.path.partition("://")[0], reason):
+                raise ObjectStoreFailed(f"cannot {doing} {self.path}: {missing} ({short})") from error
             raise ObjectStoreFailed(
-                f"cannot {doing} {self.path}: {reason}; check that the store is reachable, and the "
+                f"cannot {doing} {self.path}: {short}; check that the store is reachable, and the "
                 "credentials in the environment"
             ) from error
 
