@@ -372,14 +372,20 @@ class RouterCycle(EverlogError):
 
 
 class RouterIncompatible(EverlogError):
-    """A router with these ends cannot be: `reason` is a word for why, `existing` what there is instead."""
+    """A router with these ends cannot be: `reason` is a word for why.
+
+    `router`, from and to the topics in `existing`, is there instead.
+    """
 
     code = "router_incompatible"
 
-    def __init__(self, message: str, reason: str = "", existing: tuple[str, str] = ("", "")) -> None:
+    def __init__(
+        self, message: str, reason: str = "", existing: tuple[str, str] = ("", ""), router: str = ""
+    ) -> None:
         super().__init__(message)
         self.reason = reason
         self.existing = existing
+        self.router = router
 
 
 class DataLost(EverlogError):

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import base64
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
+from everlog.server.probe_routes import TOPIC_METRICS_MAX
 from tests.support.http_cases import Api, Reply, RunningServer, assert_error, running, taken
 
 KEYS = "reader:r,writer:w,deleter:d,admin:a,team:r+w+d+a:p.,all"
@@ -86,15 +88,98 @@ def test_names_in_bodies_and_definitions_count_like_those_in_paths(guarded: Runn
     team: Api = guarded.api("team")
     foreign = {"method": "PUT", "path": "/v0/schedules/p.new", "body": SCHEDULE}
     assert_error(team.request(**foreign), 403, "forbidden", topic="t")  # type: ignore[arg-type]
-    for method in ("GET", "DELETE"):
-        reply = team.request(method, "/v0/schedules/p.foreign")
-        assert_error(reply, 403, "forbidden", topic="t")
+    for method, body in (("GET", None), ("PUT", {**SCHEDULE, "topic": "p.t"}), ("DELETE", None)):
+        reply = team.request(method, "/v0/schedules/p.foreign", body)
+        assert_error(reply, 403, "forbidden", name="p.foreign")
     reply = team.request("POST", "/v0/topics/p.q/redrive", {"to": "q"})
     assert_error(reply, 403, "forbidden", topic="q")
     assert_error(team.put("p.new", type="queue", dead_letter="dead"), 403, "forbidden", topic="dead")
     told = taken(team.request("POST", "/v0/watch", {"topics": {"*": {}}}))
     assert sorted(told["topics"]) == ["p.q", "p.t"]
     assert_error(team.request("POST", "/v0/watch", {"topics": {"t*": {}}}), 403, "forbidden", topic="t*")
+
+
+@pytest.fixture
+def beside_foreign() -> Iterator[RunningServer]:
+    """A server where things of the team touch others, all of which have "foreign" in their names."""
+    with running(keys=KEYS) as server:
+        api = server.api("all")
+        api.fill("p.t", 1)
+        for router, source, dest in (
+            ("p.mixed", "foreign.a", "p.fed"),
+            ("foreign.feed", "p.other", "p.hidden"),
+            ("foreign.out", "p.t", "foreign.b"),
+            ("foreign.back", "foreign.b", "p.loop"),
+            ("p.open", "p.t", "p.copy"),
+        ):
+            taken(api.put_router(router, source, dest), 201)
+        for name, topic in (
+            ("a.foreign", "p.t"),
+            ("b.foreign", "p.t"),
+            ("p.foreign", "foreign.a"),
+            ("p.s", "p.t"),
+        ):
+            taken(api.request("PUT", f"/v0/schedules/{name}", {**SCHEDULE, "topic": topic}), 201)
+        yield server
+
+
+def is_silent(reply: Reply) -> bool:
+    """Whether a reply names nothing foreign, in its cursor neither."""
+    cursor = (reply.json or {}).get("next_cursor", "")
+    return b"foreign" not in reply.text.encode() + base64.urlsafe_b64decode(cursor + "=" * (-len(cursor) % 4))
+
+
+@pytest.mark.parametrize(
+    ("router", "source", "dest", "status", "code"),
+    [
+        ("p.new", "p.x", "p.fed", 409, "topic_exists_incompatible"),
+        ("p.new", "p.x", "p.hidden", 409, "topic_exists_incompatible"),
+        ("p.new", "p.loop", "p.t", 409, "router_cycle"),
+        ("p.mixed", "p.x", "p.fed", 403, "forbidden"),
+    ],
+)
+def test_a_refused_router_names_nothing_that_the_key_may_not_use(
+    beside_foreign: RunningServer, router: str, source: str, dest: str, status: int, code: str
+) -> None:
+    reply = beside_foreign.api("team").put_router(router, source, dest)
+    assert_error(reply, status, code)
+    assert is_silent(reply), reply.text
+    if router != "p.mixed":
+        assert not is_silent(beside_foreign.api("all").put_router(router, source, dest))
+
+
+def test_a_cycle_shows_its_topics_that_the_key_may_use(beside_foreign: RunningServer) -> None:
+    reply = beside_foreign.api("team").put_router("p.new", "p.loop", "p.t")
+    assert_error(reply, 409, "router_cycle", cycle=["p.loop", "p.t", "p.loop"])
+
+
+def test_a_deleted_topic_names_the_routers_that_the_key_may_see(beside_foreign: RunningServer) -> None:
+    assert taken(beside_foreign.api("team").drop("p.t"))["routers_removed"] == ["p.open"]
+    left = [router["router"] for router in taken(beside_foreign.api("all").routers())["routers"]]
+    assert left == ["foreign.back", "foreign.feed", "p.mixed"]
+
+
+def test_pages_of_lists_are_full_and_their_cursors_silent(beside_foreign: RunningServer) -> None:
+    team, everything = beside_foreign.api("team"), beside_foreign.api("all")
+    reply = team.request("GET", "/v0/schedules?page_size=1")
+    assert [each["name"] for each in taken(reply)["schedules"]] == ["p.s"]
+    assert is_silent(reply) and "next_cursor" not in reply.json
+    first = taken(everything.request("GET", "/v0/schedules?page_size=1&prefix=b"))
+    assert [each["name"] for each in first["schedules"]] == ["b.foreign"] and "next_cursor" not in first
+    reply = team.routers(page_size=1)
+    assert [each["router"] for each in taken(reply)["routers"]] == ["p.open"]
+    assert is_silent(reply) and "next_cursor" not in reply.json
+    for path in ("/v0/consumers?page_size=1", "/v0/metrics", "/v0/overview", "/v0/health", "/v0/ready"):
+        assert is_silent(team.request("GET", path)), path
+
+
+def test_metrics_show_the_routers_of_a_key_behind_any_number_of_others() -> None:
+    with running(keys=KEYS, memory=True) as server:
+        api = server.api("all")
+        for number in range(TOPIC_METRICS_MAX):
+            taken(api.put_router(f"a{number}", "p.t", "p.copy"), 201)
+        taken(server.api("team").put_router("p.last", "p.t", "p.copy"), 201)
+        assert 'router="p.last"' in server.api("team").request("GET", "/v0/metrics").text
 
 
 def test_a_read_that_commits_needs_write_too(guarded: RunningServer) -> None:

@@ -37,7 +37,7 @@ ERROR_CODES: Final = (
         403,
         "forbidden",
         "the key lacks a scope or may not use this name, or a page of another site sent the request",
-        ("topic",),
+        ("topic", "router", "name"),
     ),
     ErrorCode(404, "topic_not_found", "there is no such topic", ("topic",)),
     ErrorCode(404, "router_not_found", "there is no such router", ("router",)),

@@ -157,7 +157,7 @@ COMMON: Final[dict[str, str]] = {
     "return_seqs": "whether the reply lists the seqs",
     "router": "name of the router",
     "routers": "the routers of this page",
-    "routers_removed": "routers that had this topic at an end, sorted",
+    "routers_removed": "routers that had this topic at an end and that the key may see, sorted",
     "seqs": "seqs of the jobs, at most 1000",
     "server_total_ms": "time from the end of the request to the answer",
     "session_ttl_ms": "the session is kept so long without a stream",

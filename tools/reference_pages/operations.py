@@ -479,6 +479,7 @@ SCHEDULES: Final = (
         "List schedules",
         Answer("a page", job_types.SchedulePage),
         Scope.READ,
+        text="A key with prefixes sees only schedules whose name and topic it may use.",
         parameters=(
             Parameter("prefix", "string", "only names that begin so"),
             Parameter("page_size", "integer", "clamped to [1, 1000]", 100),

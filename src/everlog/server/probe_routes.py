@@ -26,7 +26,6 @@ from everlog.server.app import App, Call, Route
 from everlog.server.auth import Key, Scope, allows_name
 from everlog.server.errors import RETRY_SOON, ApiError
 from everlog.server.request_counts import Durations, RequestCounts, TracedDuration
-from everlog.server.router_routes import is_allowed
 from everlog.topics import Durability, EngineCounts, StorageHealth
 from everlog.topics.counting import OTHER_TOPICS, JobsOfTopic, OtherTopics, TopicCount
 from everlog.topics.delivery.delivery import DeliveryCounts
@@ -353,9 +352,9 @@ class _Metrics(Collector):
         total = CounterMetricFamily(
             "topics_router_forwarded", "records a router has copied", labels=["router"]
         )
-        routers = [] if self._engine is None else self._engine.routers(limit=TOPIC_METRICS_MAX)
-        for state in routers:
-            if is_allowed(self._key, state):
+        if self._engine is not None:
+            is_shown = partial(allows_name, self._key)
+            for state in self._engine.routers(limit=TOPIC_METRICS_MAX, is_shown=is_shown):
                 lag.add_metric([state.router], state.lag)
                 total.add_metric([state.router], state.forwarded_total)
         yield lag

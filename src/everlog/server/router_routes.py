@@ -6,7 +6,6 @@ Owns what these answers look like; the engine decides what is in them.
 from __future__ import annotations
 
 from functools import partial
-from typing import Final
 
 from everlog.errors import RouterCycle, RouterIncompatible, RouterNotFound
 from everlog.server.app import App, Call, Route, query_flag
@@ -16,8 +15,6 @@ from everlog.server.errors import ApiError
 from everlog.server.pages import cursor_behind, name_in_cursor, page_size
 from everlog.server.router_wait import when_forwarded
 from everlog.topics.routing.definitions import RouterConfig, RouterState
-
-_LIST_STEP: Final = 1000
 
 
 class RouterRoutes:
@@ -36,21 +33,28 @@ class RouterRoutes:
         for name in (config.source, config.dest):
             _check_allowed(call.key, name)
         app, engine = self._app, self._app.ready_engine()
+        self._check_existing(call)
         app.routers_of_keys.check(call.key, (call.name,), engine.has_router)
         absent = [name for name in (config.source, config.dest) if not engine.has_topic(name)]
         app.topics_of_keys.check(call.key, absent, engine.has_topic)
         try:
             put = engine.put_router(call.name, config)
         except RouterCycle as error:
-            raise ApiError(409, "router_cycle", str(error), {"cycle": list(error.cycle)}) from None
+            raise _cycle(call, error) from None
         except RouterIncompatible as error:
-            raise _incompatible(error) from None
+            raise _incompatible(call.key, error) from None
         for name in absent:
             app.topics_of_keys.created(call.key, name)
         if put.created:
             app.routers_of_keys.created(call.key, call.name)
         answer = {"router": put.state.router, "created": put.created, **_definition(put.state)}
         app.answer_with(call, put.commit, answer, 201 if put.created else 200)
+
+    def _check_existing(self, call: Call) -> None:
+        """Refuse to change a router, if there is one, that has an end which the key may not use."""
+        for state in self._app.ready_engine().routers(call.name, limit=1):
+            if state.router == call.name:
+                _check_ends(call.key, state)
 
     def get_router(self, call: Call) -> None:
         """GET /v0/routers/:router."""
@@ -67,8 +71,7 @@ class RouterRoutes:
             state = self._app.ready_engine().router(call.name)
         except RouterNotFound as error:
             raise ApiError(404, error.code, str(error), {"router": call.name}) from None
-        for name in (state.source, state.dest):
-            _check_allowed(call.key, name)
+        _check_ends(call.key, state)
         return state
 
     def list_routers(self, call: Call) -> None:
@@ -76,15 +79,9 @@ class RouterRoutes:
         query = call.query()
         size = page_size(query.get("page_size"))
         source, dest = query.get("source"), query.get("dest")
-        after = name_in_cursor(query.get("cursor"))
+        after, is_shown = name_in_cursor(query.get("cursor")), partial(allows_name, call.key)
         engine = self._app.ready_engine()
-        found: list[RouterState] = []
-        while len(found) <= size:
-            page = engine.routers(query.get("prefix", ""), source, dest, after, _LIST_STEP)
-            found += [state for state in page if is_allowed(call.key, state)]
-            if len(page) < _LIST_STEP:
-                break
-            after = page[-1].router
+        found = engine.routers(query.get("prefix", ""), source, dest, after, size + 1, is_shown)
         shown, has_lag = found[:size], query_flag(query, "lag", False)
         answer: dict[str, object] = {
             "routers": [
@@ -107,10 +104,7 @@ class RouterRoutes:
     def delete_router(self, call: Call) -> None:
         """DELETE /v0/routers/:router."""
         engine = self._app.ready_engine()
-        for state in engine.routers(call.name, limit=1):
-            if state.router == call.name:
-                _check_allowed(call.key, state.source)
-                _check_allowed(call.key, state.dest)
+        self._check_existing(call)
         deleted = engine.delete_router(call.name)
         self._app.routers_of_keys.deleted(call.name)
         self._app.answer_with(call, deleted.commit, {"router": call.name, "deleted": deleted.deleted})
@@ -134,18 +128,37 @@ def _paused(state: RouterState) -> dict[str, object]:
     return {"paused": True, **seq} if state.paused else {}
 
 
-def _incompatible(error: RouterIncompatible) -> ApiError:
+def _incompatible(key: Key | None, error: RouterIncompatible) -> ApiError:
     detail: dict[str, object] = {"reason": error.reason}
+    message = str(error)
     if error.reason == "router_repoint_forbidden":
         detail["existing_source"], detail["existing_dest"] = error.existing
-    return ApiError(409, "topic_exists_incompatible", str(error), detail)
+    elif not all(allows_name(key, name) for name in (error.router, *error.existing)):
+        message = (
+            f"topic {error.existing[1]!r} already gets the records of another topic through a router that "
+            "this key may not see; those of two sources would have no common order, use another destination"
+        )
+    return ApiError(409, "topic_exists_incompatible", message, detail)
+
+
+def _cycle(call: Call, error: RouterCycle) -> ApiError:
+    shown = [name for name in error.cycle if allows_name(call.key, name)]
+    message = str(error)
+    if len(shown) < len(error.cycle):
+        message = (
+            f"router {call.name!r} would close a cycle through topics that this key may not see; "
+            "leave it open, or set allow_cycle"
+        )
+    return ApiError(409, "router_cycle", message, {"cycle": shown})
+
+
+def _check_ends(key: Key | None, state: RouterState) -> None:
+    """Refuse a router with an end that the key may not use, without naming that topic."""
+    if not (allows_name(key, state.source) and allows_name(key, state.dest)):
+        message = f"router {state.router!r} has a topic at an end that this key may not use"
+        raise ApiError(403, "forbidden", message, {"router": state.router})
 
 
 def _check_allowed(key: Key | None, name: str) -> None:
     if not allows_name(key, name):
         raise ApiError(403, "forbidden", "this key may not use this topic", {"topic": name})
-
-
-def is_allowed(key: Key | None, state: RouterState) -> bool:
-    """Whether a key may see a router: its name and both of its ends."""
-    return all(allows_name(key, name) for name in (state.router, state.source, state.dest))

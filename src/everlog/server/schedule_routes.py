@@ -5,6 +5,8 @@ Owns what these answers look like; the engine decides what is in them.
 
 from __future__ import annotations
 
+from functools import partial
+
 import msgspec
 
 from everlog.job_types import JobMembers
@@ -39,6 +41,8 @@ class ScheduleRoutes:
         if not allows_name(call.key, body.topic):
             raise ApiError(403, "forbidden", "this key may not use the topic", {"topic": body.topic})
         schedules, owned = self._schedules, self._app.schedules_of_keys
+        if schedules.has(call.name):
+            _check_topic(call, schedules.show(call.name))
         owned.check(call.key, (call.name,), schedules.has)
         put = schedules.put(
             call.name,
@@ -57,12 +61,8 @@ class ScheduleRoutes:
     def get_schedule(self, call: Call) -> None:
         """GET /v0/schedules/:schedule."""
         shown = self._schedules.show(call.name)
-        self._check_topic(call, shown)
+        _check_topic(call, shown)
         self._answer(call, shown)
-
-    def _check_topic(self, call: Call, shown: ScheduleChange) -> None:
-        if shown.state is not None and not allows_name(call.key, shown.state.topic):
-            raise ApiError(403, "forbidden", "this key may not use its topic", {"topic": shown.state.topic})
 
     def _answer(self, call: Call, change: ScheduleChange, status: int = 200) -> None:
         self._app.answer_with(call, change.commit, change.state, status)
@@ -72,13 +72,9 @@ class ScheduleRoutes:
         query = call.query()
         size = page_size(query.get("page_size"))
         after = name_in_cursor(query.get("cursor"))
-        states = self._schedules.page(query.get("prefix", ""), after, size + 1)
-        listed = [
-            state
-            for state in states[:size]
-            if allows_name(call.key, state.name) and allows_name(call.key, state.topic)
-        ]
-        answer: dict[str, object] = {"schedules": listed}
+        is_shown = partial(allows_name, call.key)
+        states = self._schedules.page(query.get("prefix", ""), after, size + 1, is_shown)
+        answer: dict[str, object] = {"schedules": states[:size]}
         if len(states) > size:
             answer["next_cursor"] = cursor_behind(states[size - 1].name)
         self._app.answer(call, self._app.rendered(call, answer))
@@ -86,10 +82,17 @@ class ScheduleRoutes:
     def delete_schedule(self, call: Call) -> None:
         """DELETE /v0/schedules/:schedule."""
         if self._schedules.has(call.name):
-            self._check_topic(call, self._schedules.show(call.name))
+            _check_topic(call, self._schedules.show(call.name))
         deleted = self._schedules.delete(call.name)
         self._app.schedules_of_keys.deleted(call.name)
         self._app.answer_with(call, deleted.commit, {"name": call.name, "deleted": deleted.is_new})
+
+
+def _check_topic(call: Call, shown: ScheduleChange) -> None:
+    """Refuse a schedule that writes where the key may not, without naming that topic."""
+    if shown.state is not None and not allows_name(call.key, shown.state.topic):
+        message = f"schedule {call.name!r} writes to a topic that this key may not use"
+        raise ApiError(403, "forbidden", message, {"name": call.name})
 
 
 def _record_of(body: RecordBody) -> NewRecord:

@@ -146,6 +146,7 @@ class TopicRoutes:
 
     def delete_topic(self, call: Call) -> None:
         """DELETE /v0/topics/:topic."""
+        shown = self._shown_routers(call)
         try:
             deleted = self._engine.delete_topic(
                 call.name, if_empty=query_flag(call.query(), "if_empty", False)
@@ -160,9 +161,17 @@ class TopicRoutes:
         answer = {
             "topic": call.name,
             "deleted": deleted.deleted,
-            "routers_removed": deleted.routers_removed,
+            "routers_removed": [name for name in deleted.routers_removed if shown is None or name in shown],
         }
         self._app.answer_with(call, deleted.commit, answer)
+
+    def _shown_routers(self, call: Call) -> set[str] | None:
+        """The routers at a topic that its key may know of; None: all."""
+        if call.key is None or not call.key.prefixes:
+            return None
+        engine = self._engine
+        find = partial(engine.routers, limit=engine.router_count + 1, is_shown=partial(allows_name, call.key))
+        return {state.router for state in (*find(source=call.name), *find(dest=call.name))}
 
     # --- Records -----------------------------------------------------------------------------------------
 

@@ -433,10 +433,14 @@ class Engine(JobCalls):
         dest: str | None = None,
         after: str | None = None,
         limit: int = 100,
+        is_shown: Callable[[str], bool] = lambda _: True,
     ) -> list[RouterState]:
-        """Report routers in byte order of their names, beginning behind the name `after`."""
+        """Report routers in byte order of their names, beginning behind the name `after`.
+
+        Only those whose name and ends are shown.
+        """
         self._check_open()
-        listed = routers.list_routers(self._core, prefix, source, dest, after, limit)
+        listed = routers.list_routers(self._core, prefix, source, dest, after, limit, is_shown)
         return [router.state() for router in listed]
 
     @property

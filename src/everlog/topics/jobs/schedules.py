@@ -177,12 +177,25 @@ class Schedules:
         self._check_open()
         return ScheduleChange(False, self._state(self._find(name).record), COMMITTED)
 
-    def page(self, prefix: str = "", after: str | None = None, limit: int = 100) -> list[ScheduleState]:
-        """Report schedules in byte order of their names, beginning behind the name `after`."""
+    def page(
+        self,
+        prefix: str = "",
+        after: str | None = None,
+        limit: int = 100,
+        is_shown: Callable[[str], bool] = lambda _: True,
+    ) -> list[ScheduleState]:
+        """Report schedules in byte order of their names, beginning behind the name `after`.
+
+        Only those whose name and topic are shown.
+        """
         self._check_open()
-        names = self._by_name.irange(after or prefix, inclusive=(after is None, True))
-        listed = [name for name in islice(names, limit) if name.startswith(prefix)]
-        return [self._state(self._find(name).record) for name in listed]
+        names = takewhile(
+            lambda name: name.startswith(prefix), self._by_name.irange(max(after or "", prefix))
+        )
+        found = (self._by_name[name].record for name in names if name != after and is_shown(name))
+        return [
+            self._state(record) for record in islice((each for each in found if is_shown(each.topic)), limit)
+        ]
 
     def late_ms(self) -> int:
         """How long the schedule that waits longest is overdue. 10,000 schedules take 2 ms."""

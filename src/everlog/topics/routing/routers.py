@@ -5,6 +5,7 @@ Owns the refusals and the control frames that keep the table. Every change waits
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -77,6 +78,7 @@ def _check_ends(router: Router, config: RouterConfig) -> None:
             f"{config.source!r} and {config.dest!r}; delete it first or use another name",
             "router_repoint_forbidden",
             ends,
+            router.name,
         )
 
 
@@ -89,6 +91,7 @@ def _check_fan_in(core: Core, config: RouterConfig) -> None:
                 f"{router.name!r}; those of two sources would have no common order, use another destination",
                 "router_dest_fan_in",
                 (router.source.name, config.dest),
+                router.name,
             )
 
 
@@ -174,9 +177,15 @@ def delete_router(core: Core, name: str) -> RouterDeleted:
 
 
 def list_routers(
-    core: Core, prefix: str, source: str | None, dest: str | None, after: str | None, limit: int
+    core: Core,
+    prefix: str,
+    source: str | None,
+    dest: str | None,
+    after: str | None,
+    limit: int,
+    is_shown: Callable[[str], bool],
 ) -> list[Router]:
-    """Return up to `limit` routers in byte order of their names."""
+    """Return up to `limit` routers in byte order of their names, of those whose name and ends are shown."""
     if limit < 1:
         raise InvalidRequest(f"a list of {limit} routers was asked for; the limit must be at least 1")
-    return core.routers.page(prefix, source, dest, after, limit)
+    return core.routers.page(prefix, source, dest, after, limit, is_shown)

@@ -6,7 +6,7 @@ Owns the table and the router objects; what is logged about them and what they c
 from __future__ import annotations
 
 import heapq
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Final
 
 import msgspec
@@ -188,9 +188,18 @@ class RouterTable:
         return edges
 
     def page(
-        self, prefix: str, source: str | None, dest: str | None, after: str | None, limit: int
+        self,
+        prefix: str,
+        source: str | None,
+        dest: str | None,
+        after: str | None,
+        limit: int,
+        is_shown: Callable[[str], bool],
     ) -> list[Router]:
-        """Up to `limit` routers in byte order of their names, behind the name `after`."""
+        """Up to `limit` routers in byte order of their names, behind the name `after`.
+
+        Only those whose name and ends are shown.
+        """
         names = (
             name
             for name, router in self.by_name.items()
@@ -198,6 +207,7 @@ class RouterTable:
             and (after is None or name > after)
             and (source is None or router.source.name == source)
             and (dest is None or router.dest.name == dest)
+            and all(map(is_shown, (name, router.source.name, router.dest.name)))
         )
         return [self.by_name[name] for name in heapq.nsmallest(limit, names)]
 
