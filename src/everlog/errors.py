@@ -197,9 +197,21 @@ class Superseded(ReadOnly):
 
 
 class OutcomeUnknown(ReadOnly):
-    """A change was written and its sync failed: a restart shows whether it happened, wholly or not at all."""
+    """A change was written and its commit failed: it happened wholly or not at all, which turns out later.
+
+    `reason` is why: a sync failed, another server took over, or the backup did not answer before the end.
+    """
 
     code = "outcome_unknown"
+
+    def __init__(self, message: str, errno: int | None = None, reason: StorageFailed | None = None) -> None:
+        super().__init__(message, errno)
+        self.reason = reason
+
+    @classmethod
+    def of(cls, reason: StorageFailed) -> OutcomeUnknown:
+        """The error for a change that was written before this."""
+        return cls(str(reason), reason.errno, reason)
 
 
 class ObjectStoreFailed(Io):

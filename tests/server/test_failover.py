@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import random
 import signal
@@ -14,8 +15,10 @@ from urllib.request import urlopen
 import pytest
 
 from everlog.client import ApiFailed, Client, NewRecord, RetryPolicy
+from everlog.clock import SystemClock
 from everlog.errors import EverlogError
 from everlog.objects import open_store
+from everlog.topics.storage.shipping import fence, take_epoch
 from tests.support.command_lines import run
 from tests.support.object_stores import versitygw_server
 from tests.support.processes import eventually
@@ -150,6 +153,28 @@ def test_many_takeovers_on_a_real_s3_server_lose_nothing(
         for name, value in {**server.environment, "TOPICS_BACKUP_URL": url, "TOPICS_ACK": "shipped"}.items():
             monkeypatch.setenv(name, value)
         fail_over(tmp_path, url, rounds, random.Random())
+
+
+def test_a_write_that_waits_when_another_server_takes_over_is_told_so(
+    tmp_path: Path, shipped: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TOPICS_BACKUP_INTERVAL_MS", "3600000")  # only writes that wait are shipped
+    with running_server(tmp_path / "0") as primary, Client(primary.url, retry=ONCE) as client:
+        client.append("t", "acknowledged", config={"durability": "disk"})
+        store = open_store(shipped)
+        fence(store, take_epoch(store, "http://127.0.0.1:1"), SystemClock())
+        with pytest.raises(ApiFailed, match="another server has taken over while this change") as unknown:
+            client.append("t", "not shipped")
+        assert (unknown.value.status, unknown.value.code) == (500, "outcome_unknown")
+        assert unknown.value.detail == {"primary": "http://127.0.0.1:1"}
+        with pytest.raises(ApiFailed, match="another server has taken over; send writes to it"):
+            client.append("t", "later")
+        with pytest.raises(ApiFailed, match="another server has taken over; send writes to it"):
+            client.put_schedule("s", "t", "0 0 1 1 *", NewRecord(1))
+        with urlopen(f"{primary.url}/v0/overview", timeout=5) as answer:
+            overview = json.load(answer)
+        assert [alert["code"] for alert in overview["alerts"]] == ["superseded", "storage_failing"]
+        assert set(overview["storage"]["closed_shards"].values()) == {"superseded"}
 
 
 def test_a_superseded_primary_that_comes_back_does_not_start(tmp_path: Path, shipped: str) -> None:

@@ -541,7 +541,8 @@ def test_a_strong_stream_ends_if_its_records_cannot_be_synced(tmp_path: Path) ->
         server.append("a")
         await eventual.take("record")
         (error,) = await strong.take("error")
-        assert error.data["code"] == "internal" and "a sync of the log failed" in error.data["message"]
+        assert error.data["code"] == "internal"
+        assert "could not be written or synced (EIO)" in error.data["message"]
         await strong.expect_end()
         with pytest.raises(ReadOnly):
             server.engine.close()

@@ -76,14 +76,20 @@ ERROR_CODES: Final = (
     ),
     ErrorCode(431, "invalid_request", "more than 100 headers, or more than 64 KiB of them"),
     ErrorCode(500, "internal", "a bug, or the log could not be written"),
-    ErrorCode(500, "outcome_unknown", "the sync of a change failed; a restart shows whether it happened"),
+    ErrorCode(
+        500,
+        "outcome_unknown",
+        "a change was written and not confirmed: its sync failed, and a restart shows whether it happened,"
+        " or another server took over, which shows it",
+        ("primary",),
+    ),
     ErrorCode(503, "not_ready", "the log is being replayed", ("replay_progress",)),
     ErrorCode(503, "shutting_down", "the server is about to end"),
     ErrorCode(
         503,
         "storage_failed",
         "some topics cannot be written, or the object store with these records does not answer",
-        ("storage",),
+        ("storage", "primary"),
     ),
     ErrorCode(503, "topic_damaged", "a segment of this topic is lost; others are served", ("topic",)),
     ErrorCode(503, "throttled", "the server has as many connections as it takes"),

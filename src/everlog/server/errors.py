@@ -39,6 +39,9 @@ from everlog.topics.storage.failures import errno_name
 
 MESSAGE_MAX: Final = 1000
 RETRY_SOON: Final = ((b"Retry-After", b"1"),)
+SUPERSEDED: Final = (
+    "another server has taken over and this one takes no more writes: send them there; reads go on"
+)
 CHALLENGE: Final = ((b"WWW-Authenticate", b"Bearer"),)
 """Goes with every 401: the scheme of authentication."""
 
@@ -131,15 +134,32 @@ def _from_storage(error: Io | Corrupt, topic: str | None) -> ApiError:
         message = "these records are in an object store that does not answer; try again"
         return ApiError(503, "storage_failed", message, None, RETRY_SOON)
     cause = f" ({errno_name(error.errno)})" if isinstance(error, Io) and error.errno is not None else ""
-    closed = f"a sync of the log failed{cause}; this topic takes no writes until a restart"
+    closed = f"the log could not be written or synced{cause}; this topic takes no writes until a restart"
     if isinstance(error, OutcomeUnknown):
-        return ApiError(500, error.code, f"{closed}, which shows whether this change happened")
+        return _outcome_unknown(error, closed)
     if isinstance(error, ReadOnly):
         return ApiError(503, "storage_failed", f"{closed}; nothing was changed", None, RETRY_SOON)
     if isinstance(error, Corrupt):
         advice = "see the server log, and run `everlog verify` on the stopped data directory"
         return ApiError(500, "internal", f"stored data is damaged; {advice}")
     return ApiError(500, "internal", f"the storage failed{cause}; nothing was changed, see the server log")
+
+
+def _outcome_unknown(error: OutcomeUnknown, closed: str) -> ApiError:
+    """The answer to a change that was written, and then not confirmed."""
+    reason = error.reason
+    if isinstance(reason, Superseded):
+        message = (
+            "another server has taken over while this change waited for its shipment; only that server shows "
+            "whether it happened: repeat it there with the same idempotency key"
+        )
+        return ApiError(500, error.code, message, {"primary": reason.address} if reason.address else None)
+    if reason is None or isinstance(reason, ReadOnly):
+        return ApiError(500, error.code, f"{closed}, which shows whether this change happened")
+    message = (
+        "the backup did not take this change before the server stopped; a restart shows whether it happened"
+    )
+    return ApiError(500, error.code, message)
 
 
 def limit_reached(message: str, limit: str, maximum: int) -> ApiError:

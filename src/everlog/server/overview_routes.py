@@ -14,10 +14,11 @@ from importlib.metadata import version
 from typing import Final
 
 from everlog.api_types import StorageHealth
+from everlog.errors import Superseded
 from everlog.server.answers import Alert, DiskSpace, Overview, PressureState, RecoverySummary, Samples
 from everlog.server.app import App, Call, Route, query_seq
 from everlog.server.auth import Key, Scope
-from everlog.server.errors import invalid
+from everlog.server.errors import SUPERSEDED, invalid
 from everlog.server.samples import COARSE_STEP_MS, FIELDS, FINE_STEP_MS, Sampler
 from everlog.topics import Engine
 from everlog.topics.delivery.delivery import DeliveryCounts
@@ -165,11 +166,14 @@ def recovery_summary(report: RecoveryReport | None, key: Key | None) -> Recovery
 
 def alerts(health: StorageHealth, delivery: DeliveryCounts, disk: DiskSpace | None) -> Iterator[Alert]:
     """What a person should know, the worst first."""
-    for shard, cause in sorted(health.closed_shards.items()):
+    is_superseded = Superseded.code in health.closed_shards.values()
+    if is_superseded:
+        yield Alert("error", "superseded", SUPERSEDED)
+    for shard, cause in () if is_superseded else sorted(health.closed_shards.items()):
         yield Alert(
             "error",
             "shard_read_only",
-            f"log shard {shard} takes no writes until a restart: a sync failed ({cause})",
+            f"log shard {shard} takes no writes until a restart: it could not be written or synced ({cause})",
         )
     for kind, cause in sorted(health.failing.items()):
         yield Alert("error", "storage_failing", f"{kind} fails at present ({cause}); see the server log")

@@ -24,7 +24,7 @@ from everlog.api_types import ConsumerState
 from everlog.errors import Superseded
 from everlog.server.app import App, Call, Route
 from everlog.server.auth import Key, Scope, allows_name
-from everlog.server.errors import RETRY_SOON, ApiError
+from everlog.server.errors import RETRY_SOON, SUPERSEDED, ApiError
 from everlog.server.request_counts import Durations, RequestCounts, TracedDuration
 from everlog.topics import Durability, EngineCounts, StorageHealth
 from everlog.topics.counting import OTHER_TOPICS, JobsOfTopic, OtherTopics, TopicCount
@@ -227,10 +227,11 @@ def _shown(health: StorageHealth) -> dict[str, StorageHealth]:
 
 def _why_unready(health: StorageHealth) -> str:
     if health.failing.get("backup") == Superseded.code:
-        return "another server has taken over and this one takes no more writes: send them there; reads go on"
+        return SUPERSEDED
     if health.closed_shards:
         shards = ", ".join(f"{shard} ({cause})" for shard, cause in sorted(health.closed_shards.items()))
-        return f"log shards that take no writes until a restart, because a sync failed: {shards}; reads go on"
+        what = "log shards that could not be written or synced take no writes until a restart"
+        return f"{what}: {shards}; reads go on"
     causes = ", ".join(f"{kind} ({cause})" for kind, cause in sorted(health.failing.items()))
     return f"the log cannot be written: {causes}; reads go on"
 

@@ -397,7 +397,7 @@ class ShardCommits:
             notify_committed(entries)
         else:
             # The bytes are in the page cache, and some or all of them may be on disk.
-            notify_aborted(entries, OutcomeUnknown(str(error), error.errno))
+            notify_aborted(entries, OutcomeUnknown.of(error))
 
 
 def notify_committed(entries: list[Entry]) -> None:

@@ -203,4 +203,4 @@ class Core:
 
 def _finish_synced(commit: Commit, error: StorageFailed | None) -> None:
     """The sync that a commit waits for is over; what a failed one left on disk is not known."""
-    commit.finish(None if error is None else OutcomeUnknown(str(error), error.errno))
+    commit.finish(None if error is None else OutcomeUnknown.of(error))

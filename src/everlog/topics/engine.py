@@ -48,7 +48,7 @@ from everlog.topics.routing import routers
 from everlog.topics.routing.definitions import RouterConfig, RouterDeleted, RouterPut, RouterState
 from everlog.topics.routing.forwarding import COPIES_PER_TURN, Forwarder
 from everlog.topics.storage.checkpoint import Checkpointer
-from everlog.topics.storage.failures import WRITE_FAILURES, errno_name
+from everlog.topics.storage.failures import WRITE_FAILURES, cause_of
 from everlog.topics.storage.recovery import Progress, open_store
 from everlog.topics.storage.store import RecoveryReport, Store, lanes_for
 from everlog.topics.storage.syncs import WINDOW_MIN_NS, InlineSyncs, SyncRunner, ThreadSyncs
@@ -637,7 +637,7 @@ class Engine(JobCalls):
         """Report what has failed and what recovery found damaged."""
         core, report = self._core, self.recovery
         closed = {
-            str(shard.wal.number): errno_name(shard.wal.read_only.errno)
+            str(shard.wal.number): cause_of(shard.wal.read_only)
             for shard in core.shards
             if shard.wal.read_only is not None
         }

@@ -19,7 +19,6 @@ from everlog.errors import (
     EverlogError,
     InvalidRequest,
     LimitReached,
-    ReadOnly,
     ScheduleNotFound,
     StorageFailed,
     TopicFull,
@@ -260,7 +259,7 @@ class Schedules:
             return COMMITTED
         shard = core.shards[0]
         if shard.wal.read_only is not None:
-            raise ReadOnly(str(shard.wal.read_only), shard.wal.read_only.errno)
+            raise shard.wal.refusal(shard.wal.read_only)
         payload = encode(record)
         shard.reserve(len(payload) + CONTROL_ROOM)
         shard.wal.buffer.append_control(FrameType.SCHEDULE, 0, 0, 0, core.now_ms(), payload)

@@ -368,7 +368,7 @@ class WalShard:
                 f"writing to {file.path} failed ({error}), and so did cutting it back to {file.end}",
                 second,
             )
-            return OutcomeUnknown(str(closed), closed.errno)
+            return OutcomeUnknown.of(closed)
         return StorageFailed(
             f"writing to {file.path} failed: {error}; nothing of it stays, the log continues in a new file",
             error.errno,
