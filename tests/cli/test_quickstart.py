@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import signal
 from pathlib import Path
 
@@ -47,6 +48,29 @@ def test_all_programs_run_until_the_command_is_stopped(tmp_path: Path) -> None:
         code, _, _ = command.end(signal.SIGINT)
     assert code == 0
     assert (folder / "data").is_dir()
+
+
+def test_failures_of_the_worker_are_one_line_each_and_their_trace_is_with_the_job(tmp_path: Path) -> None:
+    folder = tmp_path / "project"
+    assert run("everlog", "quickstart", folder, "--no-run").returncode == 0
+    program = (folder / "worker.py").read_text()
+    assert "random.random() < 0.2" in program
+    (folder / "worker.py").write_text(program.replace("random.random() < 0.2", "True"))
+    with started("everlog", "quickstart", folder, "--port", 0) as command:
+        told: list[str] = []
+        url = ""
+        while len(told) < 3:
+            line = command.line()
+            if line.startswith("console"):
+                url = line.split()[1].rstrip("/")
+            if line.strip().startswith("worker |"):
+                told.append(line.partition("| ")[2].rstrip())
+        with Client(url) as client:
+            error = client.jobs_page("mail", state="failed").jobs[0].last_error
+        command.end(signal.SIGINT)
+    pattern = r"job \d+ of mail failed, delivery \d: ConnectionError: the mail server is busy \(made up.*\)"
+    assert [line for line in told if not re.fullmatch(pattern, line)] == []
+    assert error is not None and "raise ConnectionError" in error.trace
 
 
 def test_the_console_is_opened_in_the_browser_if_asked_for(

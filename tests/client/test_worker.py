@@ -115,7 +115,7 @@ def test_a_job_that_fails_is_tried_again_until_it_is_put_aside(
     assert (worker.done, worker.failed) == (1, 3)
     (dead,) = plain.read("faulty")
     assert dead.data == "bad"
-    assert "ValueError" in caplog.text
+    assert "failed, delivery 1: ValueError: no\nTraceback" in caplog.text
 
 
 def test_a_hopeless_job_is_put_aside_at_once(plain: Client) -> None:

@@ -42,7 +42,7 @@ from everlog.client.retrying import Backoff
 from everlog.client.sync_client import Client, client_of, iterate_once
 from everlog.clock import NS_PER_S, Clock, StopEvent, SystemClock
 from everlog.errors import Closed, InvalidConfig
-from everlog.job_types import Job
+from everlog.job_types import Job, JobError
 
 log = logging.getLogger("everlog.worker")
 
@@ -343,8 +343,10 @@ class Worker:
         except DeadLetter as error:
             return partial(self._dead_letter, error=error)
         except BaseException as error:  # also what ends a program ends the job alone
-            log.exception("job %d of %s failed, delivery %d", job.seq, self.queue, job.deliveries)
-            return partial(self._retry_later, error=error)
+            known = error_of(error)
+            reason, *_ = f"{known.type}: {known.message}".splitlines()
+            log.exception("job %d of %s failed, delivery %d: %s", job.seq, self.queue, job.deliveries, reason)
+            return partial(self._retry_later, known=known)
         return self._acknowledge
 
     def _acknowledge(self, job: Job) -> None:
@@ -355,7 +357,7 @@ class Worker:
         else:
             log.warning("job %d of %s was done, but its lease had ended", job.seq, self.queue)
 
-    def _retry_later(self, job: Job, error: BaseException) -> None:
+    def _retry_later(self, job: Job, known: JobError) -> None:
         retry = self._client.topic(self.queue, touch=False).config.retry
         self._client.nack(
             self.queue,
@@ -363,7 +365,7 @@ class Worker:
             [job.seq],
             delay_ms=self.delay_ms(job.deliveries) if retry is None else None,
             lease_ids=[job.lease_id],
-            error=error_of(error),
+            error=known,
         )
         with self._changed:
             self.failed += 1
@@ -378,7 +380,7 @@ class Worker:
         dead_letter = self._client.topic(self.queue, touch=False).config.dead_letter
         if dead_letter is None:
             log.error("job %d of %s can never be done, but the queue has no dead_letter", job.seq, self.queue)
-            self._retry_later(job, error)
+            self._retry_later(job, error_of(error))
             return
         meta: dict[str, Any] = {
             **(job.meta or {}),

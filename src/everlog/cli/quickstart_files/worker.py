@@ -3,10 +3,20 @@
 python worker.py [URL]
 """
 
+import logging
 import random
 import sys
 
 from everlog import Client, Worker
+
+
+def one_line(record):
+    """Let a worker log one line for a failure; the trace is with the job: everlog jobs show mail SEQ."""
+    record.exc_info = None
+    return True
+
+
+logging.getLogger("everlog.worker").addFilter(one_line)
 
 
 def main(url: str = "http://127.0.0.1:4000") -> None:
@@ -19,7 +29,7 @@ def main(url: str = "http://127.0.0.1:4000") -> None:
         @worker.handler
         def send(job):
             if random.random() < 0.2:
-                raise ConnectionError("the mail server is busy")
+                raise ConnectionError("the mail server is busy (made up, to show a retry)")
             print(
                 f"mail to {job.data['to']} about order {job.data['order']}, try {job.deliveries}", flush=True
             )
