@@ -14,12 +14,15 @@ from pathlib import Path
 
 import pytest
 
-from everlog.errors import InvalidConfig, InvalidSource, Io, Unsupported, WriterAlreadyActive
+from everlog.errors import BookGap, InvalidConfig, InvalidSource, Io, Unsupported, WriterAlreadyActive
 from everlog.fs import OsFs
+from everlog.market.book_feed import BookFeed
+from everlog.market.book_set import BookSet, BookSettings
 from everlog.market.importing import ImportRequest, ImportRun
 from everlog.market.ledger import BegunEntry, Ledger
 from everlog.market.removal import NEW_SUFFIX, OLD_SUFFIX
-from everlog.market.venues import archives
+from everlog.market.sequences import SequenceValidator
+from everlog.market.venues import archives, csv_blocks
 from everlog.market.venues.archives import open_members
 from everlog.market.venues.interface import ImportOptions
 from everlog.queue import Message, Queue
@@ -130,8 +133,38 @@ def test_a_failed_import_leaves_nothing_behind(tmp_path: Path) -> None:
     assert len(messages_of(queue)) == 10 + 39_999
 
 
+@pytest.mark.parametrize("policy", ["panic", "quarantine"])
+def test_rows_that_were_set_aside_stop_no_replay(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, policy: str
+) -> None:
+    monkeypatch.setattr(csv_blocks, "BLOCK_BYTES", 3000)
+    path, queue = lobster_file(tmp_path, 1000), tmp_path / "queue"
+    lines = path.read_text().splitlines()
+    lines[::7] = ["oops"] * len(lines[::7])  # also the first and the last of blocks
+    path.write_text("\n".join(lines) + "\n")
+    (result,) = import_into(queue, "lobster", path, lenient=True)
+    assert result.entry.quarantined == 143
+    assert [note for note in result.notes if "behind the bad rows that were set aside (143)" in note]
+    with Queue.open_subscriber(queue, None, "earliest") as reader:
+        feed = BookFeed(reader, BookSet(BookSettings(gap_policy=policy)))
+        while feed.advance() is not None:
+            pass
+    (book,) = feed.books.books.values()
+    assert len(book.orders()) == 1000 - 143
+    assert not any(feed.gaps.values()) and not any(feed.skipped.values())
+
+
+def test_a_hole_in_the_numbers_that_nobody_allowed_names_the_option() -> None:
+    numbers = SequenceValidator()
+    numbers.check(1)
+    with pytest.raises(BookGap, match=r"choose gap policy quarantine or ignore \(--gaps\)"):
+        numbers.check(3)
+
+
 KILLED = """
 import os, signal, sys
+from everlog.market.book_feed import BookFeed
+from everlog.market.book_set import BookSet, BookSettings
 from everlog.market.importing import ImportRequest, ImportRun
 from everlog.market.venues.interface import EventBlock
 append = EventBlock.append_to
@@ -162,6 +195,8 @@ def test_a_killed_import_is_redone_from_the_start_by_the_next(tmp_path: Path) ->
 KILLED_WHILE_REMOVING = """
 import os, signal, sys
 from everlog.market import removal
+from everlog.market.book_feed import BookFeed
+from everlog.market.book_set import BookSet, BookSettings
 from everlog.market.importing import ImportRequest, ImportRun
 removal._copy_the_rest = lambda queue, new: os.kill(os.getpid(), signal.SIGKILL)
 ImportRun(ImportRequest(format="lobster", paths=[sys.argv[1]], queue=sys.argv[2], force=True)).run()

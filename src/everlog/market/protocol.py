@@ -91,7 +91,8 @@ class BookFlags(IntFlag):
     RESETS = 16
     """The book is emptied before the event: a snapshot run, a day or a stream begins with it."""
     SPARSE = 32
-    """Numbers of the channel that are missing may be those of markets that were not recorded."""
+    """Numbers of the channel that are missing before it may be those of markets that were not recorded, or of
+    rows that an import set aside."""
 
 
 class MessageFlags(IntFlag):

@@ -46,7 +46,7 @@ def gap_error(gap: SequenceGap) -> BookGap:
     """Return the error of a gap under `panic`."""
     return BookGap(
         f"event {gap.position} has sequence number {gap.found}, but {gap.seen} was the last; rebuild from a "
-        "snapshot, or choose gap policy quarantine or ignore",
+        "snapshot, or choose gap policy quarantine or ignore (--gaps)",
         gap.seen,
         gap.found,
     )

@@ -95,6 +95,11 @@ class Lobster:
         """Yield one order-by-order event a row, after those of the opening book if there is one."""
         for member, book_member in paired(members, context):
             yield from _file_events(member, book_member, context)
+        if context.tally.quarantined:
+            context.tally.notes.append(
+                f"books go on behind the bad rows that were set aside ({context.tally.quarantined}); orders "
+                "that one of these added are unknown to them (--unknown-orders skip)"
+            )
         if context.tally.beyond_rows:
             context.tally.notes.append(
                 f"{context.tally.beyond_rows} rows are about orders beyond the levels of the order book, "
@@ -110,6 +115,7 @@ def _file_events(member: Member, book_member: Member | None, context: ImportCont
     reader = CsvReader(member, context.rejects, NAMES)
     begins, order = not context.is_continued(symbol, date), TimeOrder("time", context)
     book: OpeningBook | None = None
+    last_line = np.zeros(1, dtype=np.uint64)
     for block in reader.blocks(_COLUMNS):
         kept = order.checked(_sound(block, context))
         # Hidden executions of one time may be alike: they name no order.
@@ -127,6 +133,10 @@ def _file_events(member: Member, book_member: Member | None, context: ImportCont
                 yield book.opening(kept.values["time"][0] + begins_ns, venue_id(venue), market)
             book.assign(kept)
         events = _events(kept, begins_ns, venue_id(venue), market)
+        # Rows that were set aside leave a hole in the numbers, which is no reason to stop.
+        follows = kept.lines == np.concatenate((last_line, kept.lines[:-1])) + np.uint64(1)
+        events.payloads["header"]["flags"] |= ~follows * np.uint16(BookFlags.SPARSE)
+        last_line = kept.lines[-1:]
         if book is not None:
             events.payloads["header"]["seq"] += np.uint64(len(book))
         if begins:
