@@ -29,10 +29,14 @@ def queue(tmp_path: Path) -> Path:
 def test_symbols_are_listed_shown_added_to_and_refreshed(queue: Path, tmp_path: Path) -> None:
     done = run_here("symbols", "ls", queue)
     assert done.returncode == 0 and "BTCUSDT" in done.stdout and "3410467731" in done.stdout
+    assert "unknown, prices by 0.1" in done.stdout, "the finest price of a file is not the tick size"
+    assert "the sources of 1 symbol say no tick size; 'everlog symbols import' adds" in done.stdout
     info = tmp_path / "exchangeInfo.json"
     info.write_text(json.dumps(INFO))
     done = run_here("symbols", "import", info, "--to", tmp_path / "bus")
     assert done.stdout.startswith("1 version new or changed, 1 version at ")
+    listed = run_here("symbols", "ls", queue).stdout
+    assert "unknown" not in listed and "say no tick size" not in listed
     done = run_here("symbols", "show", queue, "BTCUSDT", "--json")
     (version,) = json.loads(done.stdout)["versions"]
     assert (version["market_id"], version["tick_size"]) == (crypto_market_id("BTCUSDT"), 0.01)

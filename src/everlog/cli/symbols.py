@@ -43,6 +43,11 @@ def ls(
             output.print_json({"symbols": [_document(one) for one in found]})
         else:
             output.print_table(_table(f"symbols of {printable(directory)}", found))
+            if lacking := sum(one.tick_size is None for one in found):
+                print(
+                    f"the sources of {counted(lacking, 'symbol')} say no tick size; 'everlog symbols import' "
+                    "adds what an exchange says"
+                )
 
 
 @app.command(epilog="Example: everlog symbols show ./queue BTCUSDT")
@@ -142,13 +147,21 @@ def _table(title: str, versions: list[SymbolVersion]) -> Table:
             printable(one.exchange),
             printable(one.exchange_symbol),
             str(one.market_id),
-            *(_shown(size) for size in (one.tick_size or one.price_increment, one.lot_size)),
+            _tick_size(one),
+            _shown(one.lot_size),
             str(one.valid_from_ts),
             "" if one.is_current else str(one.valid_until_ts),
         )
         for one in versions
     ]
     return Table(title, columns, rows)
+
+
+def _tick_size(one: SymbolVersion) -> str:
+    """What the exchange says; the finest price seen is a hint at most."""
+    if one.tick_size is None and one.price_increment is not None:
+        return f"unknown, prices by {_shown(one.price_increment)}"
+    return _shown(one.tick_size) or "unknown"
 
 
 def _shown(size: float | None) -> str:
