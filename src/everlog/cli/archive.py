@@ -10,9 +10,8 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
-from types import FrameType
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from typing import Annotated, Any, Final
 
 import typer
@@ -39,7 +38,15 @@ from everlog.archive.verification import verify_segments
 from everlog.archive.zstd_blocks import BLOCK_BYTES, LEVEL
 from everlog.cli import output
 from everlog.cli.options import AsJson, DryRun, Limit
-from everlog.cli.output import Table, counted, group, handled_signals, human_bytes, printable, reporting
+from everlog.cli.output import (
+    Table,
+    counted,
+    group,
+    human_bytes,
+    printable,
+    reporting,
+    stopped_by_signals,
+)
 from everlog.cli.queue import render_hex, render_json
 from everlog.clock import SystemClock
 from everlog.errors import EverlogError, InvalidConfig
@@ -90,18 +97,6 @@ Dates = Annotated[
 ]
 
 
-@contextmanager
-def _stopping() -> Iterator[Callable[[], bool]]:
-    """Yield a function that says whether a signal has asked to stop."""
-    stopped: list[int] = []
-
-    def note(number: int, frame: FrameType | None) -> None:
-        stopped.append(number)
-
-    with handled_signals(note):
-        yield lambda: bool(stopped)
-
-
 def _progress(
     what: str, total: int | None, *, as_json: bool
 ) -> AbstractContextManager[Callable[[int], None]]:
@@ -149,11 +144,11 @@ def tap_command(
     """
     with (
         reporting(as_json=as_json),
-        _stopping() as is_stopped,
+        stopped_by_signals() as stopped,
         ArchiveTap(live, archive, reader=reader) as tap,
     ):
         with _progress("copying", None, as_json=as_json) as advance:
-            while not is_stopped():
+            while not stopped.is_set():
                 before = tap.bytes_copied
                 if tap.run_once():
                     advance(tap.bytes_copied - before)
@@ -191,28 +186,20 @@ def run_command(
     archived = 0
     with (
         reporting(as_json=as_json),
-        _stopping() as is_stopped,
+        stopped_by_signals() as stopped,
         RawArchiver(live, root, venue, reader=reader, policy=policy) as archiver,
     ):
         if seal:
             with Queue.open_publisher(live, retention=False) as writer:
                 writer.roll()
         with _progress("archiving", None, as_json=as_json) as advance:
-            while not is_stopped():
+            while not stopped.is_set():
                 archived += len(archiver.run_once(advance))
-                if once:
+                if once or stopped.wait(poll_s):
                     break
-                _sleep(poll_s, is_stopped)
         document = {"live": live, "root": root, "venue": venue, "segments": archived}
         text = f"archived {counted(archived, 'segment')} of {printable(live)}"
         output.print_result(document, text, as_json=as_json)
-
-
-def _sleep(seconds: float, is_stopped: Callable[[], bool]) -> None:
-    clock = SystemClock()
-    until_ns = clock.monotonic_ns() + int(seconds * 1e9)
-    while not is_stopped() and (rest_ns := until_ns - clock.monotonic_ns()) > 0:
-        clock.sleep_ns(min(rest_ns, 100_000_000))
 
 
 # -- ls -----------------------------------------------------------------------------------------
@@ -488,14 +475,14 @@ def cat_command(
             tracks_access=True,
             remote=RemoteTier(OsFs(), cache_directory=cache),
         )
-        with reader, _stopping() as is_stopped:
+        with reader, stopped_by_signals() as stopped:
             if from_seq is not None:
                 reader.seek_seq(from_seq)
             elif from_time is not None:
                 reader.seek_time(from_time)
             left = limit
-            while not is_stopped() and left != 0 and (view := reader.next()) is not None:
-                if not output.write_patiently(render(view), is_stopped):
+            while not stopped.is_set() and left != 0 and (view := reader.next()) is not None:
+                if not output.write_patiently(render(view), stopped.is_set):
                     break
                 left = None if left is None else left - 1
 

@@ -6,7 +6,6 @@ Owns options and what is printed; shipping and restoring are done by `everlog.to
 from __future__ import annotations
 
 import os
-import signal
 from datetime import UTC, datetime
 from typing import Annotated, Any
 
@@ -16,8 +15,8 @@ from everlog.cli import output
 from everlog.cli.options import AsJson
 from everlog.cli.output import human_bytes, printable, reporting
 from everlog.cli.serve import Host, Port, PortFile
-from everlog.clock import NS_PER_S, StopEvent, SystemClock
-from everlog.errors import InvalidRequest, Io, ObjectStoreFailed, Superseded
+from everlog.clock import SystemClock
+from everlog.errors import InvalidRequest, Io, ObjectStoreFailed
 from everlog.fs import OsFs
 from everlog.objects import open_store
 from everlog.topics.storage.restoring import Restored, Restorer
@@ -59,17 +58,17 @@ def backup_command(
         shipper = Shipper(data_dir, store, OsFs(), SystemClock(), cold_dir=cold, rate_bytes_s=rate << 20)
         report = shipper.round()
         _print_round(report, as_json)
-        stop = _stop_signal() if follow else None
-        while stop is not None and not SystemClock().wait(stop, int(interval * NS_PER_S)):
-            try:
-                report = shipper.round()
-            except Superseded:
-                raise
-            except ObjectStoreFailed as error:
-                output.print_warning("object_store_failed", str(error), as_json=as_json)
-                continue
-            if report != ShipReport():
-                _print_round(report, as_json)
+        if not follow:
+            return
+        with output.stopped_by_signals() as stopped:
+            while not stopped.wait(interval):
+                try:
+                    report = shipper.round()
+                except ObjectStoreFailed as error:
+                    output.print_warning("object_store_failed", str(error), as_json=as_json)
+                    continue
+                if report != ShipReport():
+                    _print_round(report, as_json)
 
 
 def _check_free(store: Any) -> None:
@@ -80,14 +79,6 @@ def _check_free(store: Any) -> None:
             f"{store.url} is the backup of the server at {found[0].address or found[0].owner}, which ships "
             "to it by itself; use another URL"
         )
-
-
-def _stop_signal() -> StopEvent:
-    """An event that Ctrl-C and SIGTERM set."""
-    stop = StopEvent()
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, lambda *_: stop.set())
-    return stop
 
 
 def _print_round(report: ShipReport, as_json: bool) -> None:

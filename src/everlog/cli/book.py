@@ -9,6 +9,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import cached_property
 from typing import IO, Annotated, Any, Final
 
@@ -21,14 +22,15 @@ from rich.table import Table as RichTable
 from rich.text import Text
 
 from everlog.cli import output
+from everlog.cli.book_options import book_settings
 from everlog.cli.book_plot import plot_command
 from everlog.cli.options import AsJson, QueuePath
 from everlog.cli.output import Table, group, reporting
 from everlog.errors import InvalidConfig
 from everlog.market.book_feed import BookFeed, FeedStep
 from everlog.market.book_results import Outputs
-from everlog.market.book_set import Book, BookSet, BookSettings, Market, OtherModes
-from everlog.market.books import GapPolicy, L3Book, UnknownOrders
+from everlog.market.book_set import Book, BookSet, Market, OtherModes
+from everlog.market.books import L3Book
 from everlog.market.decimals import render_scaled
 from everlog.market.protocol import BookMode, crypto_market_id
 from everlog.market.symbols import SymbolCatalogue, load_nearby
@@ -37,18 +39,7 @@ from everlog.queue import Queue, Sleep, StartMode
 
 WAIT_SLICE_S: Final = 0.25
 LOOK_INTERVAL_US: Final = 1000
-CSV_COLUMNS: Final = (
-    "seq",
-    "timestamp_ns",
-    "exchange_ts_ns",
-    "symbol",
-    "bid_price",
-    "bid_size",
-    "ask_price",
-    "ask_size",
-)
-
-_MODES: Final = {mode.name.lower(): mode for mode in BookMode}
+CSV_HEADER: Final = "seq,timestamp_ns,exchange_ts_ns,symbol,bid_price,bid_size,ask_price,ask_size\n"
 
 Symbol = Annotated[
     str | None,
@@ -105,14 +96,7 @@ class _Names:
 @contextmanager
 def _feed(path: str, names: _Names, mode: str | None) -> Iterator[tuple[Any, BookFeed]]:
     # A look from outside must not stop at a gap, nor at a market that has books of two kinds: it shows one.
-    if mode is not None and mode not in _MODES:
-        raise InvalidConfig(f"--mode is {mode!r}; it must be {' or '.join(_MODES)}")
-    settings = BookSettings(
-        gap_policy=GapPolicy.IGNORE,
-        unknown_orders=UnknownOrders.SKIP,
-        mode=None if mode is None else _MODES[mode],
-        other_modes=OtherModes.SKIP,
-    )
+    settings = replace(book_settings("ignore", "skip", mode), other_modes=OtherModes.SKIP)
     strategy = Sleep(LOOK_INTERVAL_US)
     with Queue.open_subscriber(path, None, StartMode.EARLIEST, wait_strategy=strategy) as reader:
         yield reader, BookFeed(reader, BookSet(settings), names.market_ids)
@@ -186,7 +170,7 @@ def top(path: QueuePath, csv: CsvPath, symbol: Symbol = None, every: Every = 1, 
     """Write the best bid and ask after every event as CSV; an empty side gives empty fields."""
     names = _Names(symbol, path)
     with reporting(as_json=False), _feed(path, names, mode) as (_, feed), _opened(csv) as target:
-        target.write(",".join(CSV_COLUMNS) + "\n")
+        target.write(CSV_HEADER)
         counted = 0
         while (step := feed.advance()) is not None:
             applied = _applied(step)

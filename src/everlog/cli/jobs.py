@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from datetime import UTC, datetime
 from enum import StrEnum
 from typing import Annotated, Any, Final
 
@@ -20,6 +19,7 @@ from everlog.cli.output import (
     Table,
     counted,
     group,
+    human_time,
     one_line,
     print_fields,
     print_json,
@@ -28,8 +28,7 @@ from everlog.cli.output import (
 )
 from everlog.cli.session import Session, beginning_with, server_command
 from everlog.client import calls
-from everlog.client.errors import ApiFailed
-from everlog.errors import InvalidRequest, NotAQueue
+from everlog.errors import InvalidRequest, NotAQueue, TopicNotFound
 from everlog.job_types import JobAttempt, JobError, JobState
 
 PEEK_DEFAULT: Final = 10
@@ -133,9 +132,9 @@ def _row(job: JobState) -> tuple[str, ...]:
 def _when(job: JobState) -> str:
     """When something happens to a job by itself."""
     if job.deadline is not None:
-        return f"lease ends {_time(job.deadline)}"
+        return f"lease ends {human_time(job.deadline)}"
     if job.run_at is not None and job.state in ("delayed", "failed"):
-        return f"due {_time(job.run_at)}"
+        return f"due {human_time(job.run_at)}"
     return ""
 
 
@@ -165,9 +164,7 @@ def _queues(session: Session, prefix: str) -> list[dict[str, Any]]:
             continue
         try:
             state = session.client.topic(listed.topic, touch=False)
-        except ApiFailed as error:
-            if error.code != "topic_not_found":
-                raise
+        except TopicNotFound:
             continue  # deleted meanwhile
         if state.queue is not None:
             queues.append(_summary(state))
@@ -266,12 +263,10 @@ def peek_command(
     print(f"{printable(queue)}: {', '.join(counts)}")
     jobs = session.client.call(wanted).records
     if jobs:
-        rows = [(str(job.seq), _time(job.ts_ms), printable(job.tag or "-"), _data(job.data)) for job in jobs]
+        rows = [
+            (str(job.seq), human_time(job.ts_ms), printable(job.tag or "-"), _data(job.data)) for job in jobs
+        ]
         print_table(Table("oldest jobs", ("seq>", "since", "tag", "data"), rows))
-
-
-def _time(ts_ms: int) -> str:
-    return datetime.fromtimestamp(ts_ms / 1000, UTC).isoformat(sep=" ", timespec="seconds")
 
 
 def _data(data: object) -> str:
@@ -305,7 +300,7 @@ def show_command(
     }
     print_fields(
         [
-            ("job", f"{job.seq} of {printable(queue)}, since {_time(job.ts_ms)}"),
+            ("job", f"{job.seq} of {printable(queue)}, since {human_time(job.ts_ms)}"),
             ("state", ", ".join(filter(None, (job.state, _when(job))))),
             ("worker", printable(job.node or "none")),
             ("deliveries", str(job.deliveries)),
@@ -323,7 +318,7 @@ def show_command(
 
 
 def _attempt(each: JobAttempt) -> tuple[str, ...]:
-    times = (_time(each.claimed_ts), _time(each.ended_ts))
+    times = (human_time(each.claimed_ts), human_time(each.ended_ts))
     return (str(each.delivery), printable(each.node), *times, each.outcome, _error(each.error))
 
 

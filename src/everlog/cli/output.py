@@ -22,6 +22,7 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any, Literal, NoReturn, get_args, get_type_hints
@@ -35,7 +36,7 @@ from rich.text import Text
 from typer.core import TyperArgument, TyperOption
 from typer.models import OptionInfo
 
-from everlog.clock import NS_PER_S
+from everlog.clock import NS_PER_S, StopEvent
 from everlog.errors import EverlogError, Io
 
 if TYPE_CHECKING:
@@ -320,6 +321,13 @@ def human_age(then_ns: int, now_ns: int) -> str:
     return f"{ago_s:.1f} s ago"
 
 
+def human_time(ts_ms: int | None, timespec: str = "seconds") -> str:
+    """Return a time in UTC as a person reads it; None is never."""
+    if ts_ms is None:
+        return "never"
+    return datetime.fromtimestamp(ts_ms / 1000, UTC).isoformat(" ", timespec)
+
+
 def counted(count: int, noun: str) -> str:
     """Return a number with what is counted: 1 segment, 2 segments."""
     return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
@@ -374,6 +382,14 @@ def handled_signals(handler: Callable[[int, FrameType | None], None]) -> Iterato
     finally:
         for number, earlier in previous.items():
             signal.signal(number, earlier)
+
+
+@contextmanager
+def stopped_by_signals() -> Iterator[StopEvent]:
+    """Yield an event that SIGINT and SIGTERM set."""
+    stopped = StopEvent()
+    with handled_signals(lambda *_: stopped.set()):
+        yield stopped
 
 
 def discard_output() -> None:

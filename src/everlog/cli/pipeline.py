@@ -36,7 +36,6 @@ from everlog.cli.output import Table, reporting
 from everlog.cli.task_progress import TaskProgress
 from everlog.client.retrying import ONCE
 from everlog.client.sync_client import Client
-from everlog.clock import StopEvent
 from everlog.errors import EverlogError, InvalidConfig, QueueNotFound, Unsupported
 from everlog.fs import OsFs
 from everlog.queue.faults import io_errors
@@ -429,12 +428,11 @@ def symbols(
             from everlog.pipeline import symbols as catalogue
         except ImportError as error:
             raise _without_spark(error) from None
-        stopped = StopEvent()
 
         def warn(source: str, error: Exception) -> None:
             output.print_warning("symbols_not_refreshed", f"{source}: {error}", as_json=as_json)
 
-        with output.handled_signals(lambda *_: stopped.set()):
+        with output.stopped_by_signals() as stopped:
             while True:
                 failing = warn if every_s else None
                 changed = catalogue.refresh_dim_symbol(lake, sources or [], table, failing)

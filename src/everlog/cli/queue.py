@@ -444,15 +444,7 @@ def _findings_json(result: QueueFindings) -> dict[str, Any]:
             "last": candidates[-1] if candidates else None,
         },
         "control_error": error_json(result.control_error),
-        "findings": [
-            {
-                "code": finding.code,
-                "severity": str(finding.severity),
-                "subject": finding.subject,
-                "message": finding.message,
-            }
-            for finding in result.findings
-        ],
+        "findings": msgspec.to_builtins(result.findings),
     }
 
 

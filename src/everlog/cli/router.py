@@ -11,7 +11,6 @@ from everlog.api_types import RouterState
 from everlog.cli.options import parse_filter
 from everlog.cli.output import group, print_fields, printable
 from everlog.cli.session import Prefix, Session, server_command
-from everlog.client.errors import ApiFailed
 from everlog.errors import RouterNotFound, TopicNotFound
 
 app = group(
@@ -99,9 +98,7 @@ def put_command(
 def _check_exists(session: Session, topic: str) -> None:
     try:
         session.client.topic(topic, touch=False)
-    except ApiFailed as error:
-        if error.code != "topic_not_found":
-            raise
+    except TopicNotFound:
         raise TopicNotFound(f"there is no topic {topic}; check the name, or give --create") from None
 
 

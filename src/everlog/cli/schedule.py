@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from datetime import UTC, datetime
 from enum import StrEnum
 from typing import Annotated
 
 import msgspec
 import typer
 
-from everlog.cli.output import group, one_line, print_fields, printable
+from everlog.cli.output import group, human_time, one_line, print_fields, printable
 from everlog.cli.record_input import Defaults, Line, LineFormat, parse
 from everlog.cli.session import Prefix, Session, beginning_with, server_command
 from everlog.client.encoding import encode
@@ -72,13 +71,7 @@ def put_command(  # noqa: PLR0913, PLR0917
 def _next(state: ScheduleState) -> str:
     if state.paused:
         return f"paused: {one_line(state.paused_reason)}" if state.paused_reason else "paused"
-    return f"fires next {_time(state.next_ts)}"
-
-
-def _time(ts_ms: int | None) -> str:
-    if ts_ms is None:
-        return "never"
-    return datetime.fromtimestamp(ts_ms / 1000, UTC).isoformat(sep=" ", timespec="seconds")
+    return f"fires next {human_time(state.next_ts)}"
 
 
 @server_command(app, "ls", "everlog schedule ls --prefix report.")
@@ -92,8 +85,8 @@ def ls_command(session: Session, prefix: Prefix = "") -> None:
             printable(each.topic),
             one_line(each.cron),
             printable(each.timezone),
-            "paused" if each.paused else _time(each.next_ts),
-            _time(each.last_ts),
+            "paused" if each.paused else human_time(each.next_ts),
+            human_time(each.last_ts),
             str(each.fired_total),
         )
         for each in schedules
@@ -108,7 +101,7 @@ def show_command(session: Session, schedule: Name) -> None:
     if session.as_json:
         session.report(state, "")
         return
-    last = "never" if state.last_ts is None else f"{_time(state.last_ts)}, seq {state.last_seq}"
+    last = "never" if state.last_ts is None else f"{human_time(state.last_ts)}, seq {state.last_seq}"
     print_fields(
         [
             ("schedule", printable(state.name)),

@@ -8,14 +8,13 @@ from __future__ import annotations
 
 import os
 import sys
-from types import FrameType
 from typing import Annotated
 
 import typer
 
 from everlog.cli import output
 from everlog.cli.options import AsJson, QueuePath
-from everlog.cli.output import Table, counted, handled_signals, human_bytes, printable, reporting
+from everlog.cli.output import Table, counted, human_bytes, printable, reporting, stopped_by_signals
 from everlog.clock import NS_PER_S
 from everlog.errors import InvalidConfig, QueueNotFound
 from everlog.queue import StartMode
@@ -93,19 +92,14 @@ def snapshotter_command(
     from everlog.market.book_set import Market
     from everlog.market.snapshots import SnapshotPlanner, SnapshotRetention
 
-    stopped: list[int] = []
-
-    def note(number: int, frame: FrameType | None) -> None:
-        stopped.append(number)
-
-    with reporting(as_json=as_json), handled_signals(note):
+    with reporting(as_json=as_json), stopped_by_signals() as stopped:
         markets = None if not market else [Market(*_ids(text)) for text in market]
         planner = SnapshotPlanner(records, size, int(interval * NS_PER_S))
         retention = SnapshotRetention(max_snapshots=keep, max_bytes=keep_bytes)
         with Snapshotter(
             queue, planner=planner, retention=retention, markets=markets, start=start
         ) as snapshotter:
-            while not stopped:
+            while not stopped.is_set():
                 if not snapshotter.run_once():
                     if once:
                         break

@@ -22,6 +22,7 @@ from everlog.client.errors import ApiFailed
 from everlog.client.flows import Call
 from everlog.client.retrying import ONCE
 from everlog.client.sync_client import Client
+from everlog.errors import NotAQueue, TopicNotFound
 from everlog.job_types import JobCounts
 
 UNWELL_EXIT_CODE: Final = 1
@@ -163,9 +164,7 @@ def _sample(client: Client, rows: int) -> Sample:
 def _counts(client: Client, queue: str) -> JobCounts | None:
     try:
         return client.jobs_page(queue, limit=1).counts
-    except ApiFailed as error:
-        if error.code not in ("topic_not_found", "not_a_queue"):
-            raise
+    except (TopicNotFound, NotAQueue):
         return None  # deleted meanwhile
 
 

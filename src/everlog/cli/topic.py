@@ -11,7 +11,6 @@ import signal
 import sys
 import time
 from dataclasses import asdict, dataclass
-from datetime import UTC, datetime
 from typing import Annotated, Any, Final, Literal, cast
 
 import msgspec
@@ -24,6 +23,7 @@ from everlog.cli.output import (
     counted,
     group,
     human_bytes,
+    human_time,
     print_fields,
     print_json,
     print_table,
@@ -136,9 +136,7 @@ def _config(text: str | None) -> dict[str, Any]:
 def _existing(client: Client, topic: str) -> TopicState | None:
     try:
         return client.topic(topic, touch=False)
-    except ApiFailed as error:
-        if error.code != "topic_not_found":
-            raise
+    except TopicNotFound:
         return None
 
 
@@ -173,19 +171,13 @@ def show_command(session: Session, topic: TopicName) -> None:
         ("records", str(state.count)),
         ("bytes", human_bytes(state.bytes)),
         ("priority", str(state.effective_priority)),
-        ("last write", _time(state.last_write_ts)),
-        ("last read", _time(state.last_read_ts)),
+        ("last write", human_time(state.last_write_ts, "milliseconds")),
+        ("last read", human_time(state.last_read_ts, "milliseconds")),
     ]
     fields += [(name.replace("_", " "), str(count)) for name, count in document.get("queue", {}).items()]
     print_fields(fields)
     rows = [(name, json.dumps(value)) for name, value in document["config"].items()]
     print_table(Table("settings", ("name", "value"), rows))
-
-
-def _time(ts_ms: int | None) -> str:
-    if ts_ms is None:
-        return "never"
-    return datetime.fromtimestamp(ts_ms / 1000, UTC).isoformat(sep=" ", timespec="milliseconds")
 
 
 # -- append --------------------------------------------------------------------------------

@@ -13,7 +13,7 @@ from functools import partial
 from typing import Final, NamedTuple, TypeVar
 
 from everlog.api_types import RawDiff
-from everlog.client import ApiFailed, calls
+from everlog.client import calls
 from everlog.client.flows import Call
 from everlog.client.retrying import CONNECT_S, RetryPolicy
 from everlog.client.sync_client import Client
@@ -91,10 +91,8 @@ def average_bytes(client: Client, topics: Iterable[str]) -> int:
 def _found(client: Client, topic: str, call: Callable[[], Answer]) -> Answer:
     try:
         return call()
-    except ApiFailed as error:
-        if error.code == "topic_not_found":
-            raise TopicNotFound(f"there is no topic {topic!r} at {client.address}") from None
-        raise
+    except TopicNotFound:
+        raise TopicNotFound(f"there is no topic {topic!r} at {client.address}") from None
 
 
 def seq_at_time(client: Client, topic: str, ts_ms: int) -> int:

@@ -167,7 +167,6 @@ class _Grouping:
     def __init__(self, context: ImportContext, venue: int, market: int) -> None:
         self._context = context
         self._carried: list[_Rows] = []
-        self._carried_us = -1
         self._started = False
         self._seq = 0
         self._venue_id = venue

@@ -49,7 +49,6 @@ class LogShipping:
         self._ends: dict[int, int] = {}
         self._shipped_ns = clock.monotonic_ns()
         self.superseded: Superseded | None = None
-        self.bytes_shipped = 0
         self._thread = threading.Thread(target=self._run, name="everlog-ship", daemon=True)
 
     def start(self) -> None:
@@ -118,7 +117,6 @@ class LogShipping:
             self._failures.report("backup", error, self._url)
             return False
         self._failures.succeeded("backup")
-        self.bytes_shipped += report.log_bytes + report.object_bytes
         # Only now, when a base is there as well: what waits is told that it can be restored.
         self._ends = dict(self._shipper.shipped)
         self._shipped_ns = began_ns
