@@ -173,6 +173,7 @@ def standby_command(
     def show(server: TopicsServer) -> None:
         if server.replica is not None:
             _print_restored(data_dir, server.replica.restored, [], as_json)
+            print(end="", flush=True)  # it may run for months
 
     with reporting(as_json=as_json):
         flags = {"data_dir": data_dir, "host": host, "port": port, "port_file": port_file}
