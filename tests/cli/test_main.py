@@ -147,19 +147,16 @@ def test_wrong_usage_is_a_json_object_if_json_is_asked_for(words: tuple[str, ...
 
 def completed(shell: str, line: str) -> list[str]:
     """What a shell would offer at the end of a line, asked as its script asks."""
-    environment = {**os.environ, "_EVERLOG_COMPLETE": f"complete_{shell}"}
+    environment = {"_EVERLOG_COMPLETE": f"complete_{shell}"}
     if shell == "bash":
         environment |= {"COMP_WORDS": line, "COMP_CWORD": str(len(line.split(" ")) - 1)}
     else:
         environment |= {"_TYPER_COMPLETE_ARGS": line, "_TYPER_COMPLETE_FISH_ACTION": "get-args"}
-    ended = subprocess.run(
-        command_line("everlog"),
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=PATIENCE_S,
-        check=True,
-    )
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in environment.items():
+            patch.setenv(name, value)
+        ended = run("everlog")
+    assert ended.returncode == 0, ended.stderr
     return ended.stdout.splitlines()
 
 

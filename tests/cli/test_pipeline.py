@@ -74,6 +74,7 @@ def test_a_lake_or_a_name_that_is_wrong_is_told_before_spark_starts(
     assert line.startswith("error: ") and said in line
 
 
+@pytest.mark.spark
 def test_a_master_that_is_none_is_one_line_that_names_the_flag(tmp_path: Path) -> None:
     Queue.open_publisher(tmp_path / "queue", segment_size=1 << 20).close()
     words = ["archive", "--queue", "queue", "--lake", "lake", "--master", "nonsense"]

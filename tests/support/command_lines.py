@@ -19,10 +19,13 @@ from typing import Any
 from typer.testing import CliRunner
 
 import everlog
+from tests.support.effort import IS_QUICK
+from tests.support.forked_commands import COMMANDS, ForkedCommand
 from tests.support.processes import PATIENCE_S
 
 BIN = os.path.dirname(sys.executable)
 _STYLE = re.compile(r"\x1b\[[0-9;]*m")
+AnyProcess = subprocess.Popen[bytes] | ForkedCommand
 SOURCE_ROOT = os.path.dirname(os.path.dirname(os.path.abspath(everlog.__file__)))
 
 
@@ -33,19 +36,13 @@ def command_line(name: str, *arguments: object) -> list[str]:
 
 def run(name: str, *arguments: object) -> subprocess.CompletedProcess[str]:
     """Run a command to its end, without a terminal."""
-    return subprocess.run(
-        command_line(name, *arguments),
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        timeout=PATIENCE_S,
-        check=False,
-    )
+    with started(name, *arguments) as command:
+        return subprocess.CompletedProcess(command.process.args, *command.wait())
 
 
 def run_here(*arguments: object) -> subprocess.CompletedProcess[str]:
     """Run a command of `everlog` in this process, which saves the start of another one."""
-    from everlog.cli.main import command_line as commands
+    from everlog.cli.main import command_line as commands  # not for tests that only need a process
 
     words = [str(argument) for argument in arguments]
     result = CliRunner().invoke(commands(words[:1]), words, catch_exceptions=False)
@@ -62,7 +59,7 @@ def readable(descriptor: int, timeout_s: float) -> bool:
 class Started:
     """A running command whose output is read line by line."""
 
-    def __init__(self, process: subprocess.Popen[bytes]) -> None:
+    def __init__(self, process: AnyProcess) -> None:
         self.process = process
         self._buffered = {"stdout": b"", "stderr": b""}
 
@@ -101,12 +98,13 @@ class Started:
 @contextmanager
 def started(name: str, *arguments: object) -> Iterator[Started]:
     """Run a command for as long as the block lasts; it is killed if it has not ended by then."""
-    process = subprocess.Popen(
-        command_line(name, *arguments),
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-    )
+    words = command_line(name, *arguments)
+    process: AnyProcess
+    if IS_QUICK and name in COMMANDS:
+        process = ForkedCommand(words)
+    else:
+        pipe = subprocess.PIPE
+        process = subprocess.Popen(words, stdin=subprocess.DEVNULL, stdout=pipe, stderr=pipe)
     try:
         yield Started(process)
     finally:
@@ -218,10 +216,8 @@ class TopicCommands:
     def run(self, *arguments: object, code: int = 0) -> tuple[str, str]:
         """Run a command; return its standard output and standard error."""
         words = [self.noun, *map(str, arguments), "--url", self.url]
-        from everlog.cli.main import app  # not for tests that only need a process
-
-        result = CliRunner().invoke(app, words, catch_exceptions=False)
-        assert result.exit_code == code, result.output
+        result = run_here(*words)
+        assert result.returncode == code, result.stdout + result.stderr
         return result.stdout, result.stderr
 
 

@@ -33,7 +33,8 @@ _PRELOADED = [
 # The server forks, so it must not have the worker threads that numpy's linear algebra starts.
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
-_context = multiprocessing.get_context("forkserver")
+START_METHOD = "forkserver"
+_context = multiprocessing.get_context(START_METHOD)
 _context.set_forkserver_preload(_PRELOADED)
 
 type_of_words = ctypes.Array[ctypes.c_uint64]
