@@ -22,6 +22,8 @@ from typing import Any
 Job = Callable[..., AbstractContextManager[Callable[[], Any]]]
 
 END_GRACE_S = 5.0
+START_METHOD = "spawn"
+"""A new interpreter for each job, which shares nothing with the jobs before it."""
 
 
 class ChildFailed(Exception):
@@ -41,7 +43,7 @@ class Child:
 
     def start(self) -> None:
         """Spawn the process; it imports what it needs and waits to be told to open."""
-        context = multiprocessing.get_context("spawn")
+        context = multiprocessing.get_context(START_METHOD)
         self._control, theirs = context.Pipe()
         self._process = context.Process(
             target=_child_main, args=(theirs, self.core, self.job, self.args), name=self.role, daemon=True
