@@ -29,7 +29,7 @@ SECONDS ?= 15
 SYMBOLS ?= 4
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo check test lint wheel bench bench-queue bench-engine bench-books bench-server bench-client bench-archive bench-spark bench-page crash sim mutants proof proof-page sanitize test-object-store soak soak-server soak-others histories api docs clean
+.PHONY: help setup demo check quick test lint wheel bench bench-queue bench-engine bench-books bench-server bench-client bench-archive bench-spark bench-page crash sim mutants proof proof-page sanitize test-object-store soak soak-server soak-others histories api docs clean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-17s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -44,8 +44,12 @@ demo: setup ## Run the whole chain, leave demo-report/index.html: SECONDS=15 SYM
 PYTEST := $(BIN)/python -m pytest --numprocesses 2 --dist worksteal --max-worker-restart 0 \
 	-o faulthandler_timeout=400 -o faulthandler_exit_on_timeout=true
 
-# Every test, but with a fifth of the examples and seeds of those that try many.
-check: lint ## For the inner loop: lint, and the tests that need neither Spark nor a browser
+# Every test, but with a fifth of the examples and seeds of those that try many, and commands that are copies of a
+# process. Lint, most of which uses one core, runs beside the tests.
+check: setup ## For the inner loop: lint, and the tests that need neither Spark nor a browser
+	$(MAKE) --jobs=2 lint quick
+
+quick: setup
 	HYPOTHESIS_PROFILE=quick $(PYTEST) -m 'not (crash or soak or spark or browser or object_store)'
 
 test: lint docs wheel ## Everything a change must pass: lint, docs, packaging, all tests
