@@ -228,3 +228,25 @@ def test_faults_and_recordings_that_cannot_be_are_refused(tmp_path: Path) -> Non
     path.write_text('1618678132.8: {"a": 1}\nnonsense\n')
     with pytest.raises(InvalidSource, match=":2: the line is neither a frame"):
         list(read_frames(path))
+
+
+def test_a_recording_with_damaged_frames_is_played_and_one_of_another_venue_refused(tmp_path: Path) -> None:
+    recording = RECORDINGS["okx"]
+    path = tmp_path / "okx.frames"
+    lines = [b"%d.0: %s" % (one.received_ns // 10**9, one.body) for one in recording.lines()]
+    lines[100], lines[200] = lines[100][:-30], lines[200].replace(b'"bids":[["', b'"bids":[["x', 1)
+    path.write_bytes(b"\n".join(lines))
+
+    async def run() -> FeedRunner:
+        server = Rehearsal(recording.venue, [path], speed=0)
+        async with running(server, tmp_path) as runner:
+            await until_live(server, runner)
+        return runner
+
+    assert asyncio.run(run()).session.counts["gaps_bad_frame"] >= len(recording.symbols)
+    with pytest.raises(InvalidSource, match="no frame holds a book of kraken"):
+        Rehearsal("kraken", [path])
+    cut = tmp_path / "cut.gz"
+    cut.write_bytes(recording.paths()[0].read_bytes()[:-20])
+    with pytest.raises(InvalidSource, match="cut off"):
+        Rehearsal(recording.venue, [cut])

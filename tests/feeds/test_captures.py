@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import gzip
+import zipfile
 from pathlib import Path
 
 import msgspec
 import pytest
 
 from everlog.errors import InvalidSource
-from everlog.feeds.captures import IMPORTERS
+from everlog.feeds.captures import IMPORTERS, Capture
 from everlog.feeds.recordings import read_frames
 from everlog.feeds.session import FeedSession
 from everlog.feeds.venues import VENUES
@@ -26,14 +27,18 @@ SPOT, USDM = "binance-spot-btcusdt-20240808.raw.gz", "binance-usdm-ethusdt-20240
 
 
 def import_capture(queue: Path, path: Path, **options: object) -> ImportResult:
+    (result,) = import_all(queue, path, **options)
+    return result
+
+
+def import_all(queue: Path, *paths: Path, **options: object) -> list[ImportResult]:
     request = ImportRequest(
         format="capture",
-        paths=[str(path)],
+        paths=[str(path) for path in paths],
         queue=str(queue),
         options=ImportOptions(**options),  # type: ignore[arg-type]
     )
-    (result,) = ImportRun(request, importers=IMPORTERS).run()
-    return result
+    return ImportRun(request, importers=IMPORTERS).run()
 
 
 def diff(symbol: str, first: int, last: int, bid: str = "1.5") -> bytes:
@@ -127,3 +132,50 @@ def test_lines_out_of_order_and_of_another_kind_are_refused(tmp_path: Path) -> N
     path.write_bytes(path.read_bytes() + b"nonsense\n")
     with pytest.raises(InvalidSource, match=r":3: .*neither a frame nor a mark"):
         import_capture(tmp_path / "other", path, allow_unordered=True)
+
+
+def test_answers_of_rest_in_a_file_of_their_own_belong_to_the_frames(tmp_path: Path) -> None:
+    names = ("binance-spot-depth-20211012.frames.gz", "binance-spot-depth-20211012.snapshots.gz")
+    frames, answers = map(real_file, names)
+    okx = real_file("okx-books-20220513.frames.gz")
+    (result,) = import_all(tmp_path / "queue", answers, frames)
+    assert (result.entry.dropped_rows, result.entry.gaps, result.entry.date) == (0, 0, "2021-10-12")
+    with zipfile.ZipFile(tmp_path / "both.zip", "w") as archive:
+        for path in (frames, answers):
+            archive.write(path, path.name)
+    (zipped,) = import_all(tmp_path / "zipped", tmp_path / "both.zip")
+    assert zipped.entry.groups == result.entry.groups > 250
+    assert [one.imported for one in import_all(tmp_path / "queue", frames, answers)] == [False]
+    # Of several files of frames, it is the one that is named like the answers.
+    groups = Capture().groups([str(okx), str(answers), str(frames)])
+    assert groups == [[str(okx)], [str(frames), str(answers)]]
+
+
+def test_an_answer_of_rest_before_the_first_frame_begins_the_book(tmp_path: Path) -> None:
+    path = capture_file(tmp_path, (0, rest(7)), (1, diff("AUSDT", 8, 9)), (2, diff("AUSDT", 10, 11)))
+    result = import_capture(tmp_path / "queue", path)
+    assert (result.entry.groups, result.entry.dropped_rows, result.notes) == (3, 0, ())
+    unreadable = capture_file(tmp_path, (1, diff("AUSDT", 8, 9)), (2, b'{"lastUpdateId":"x"}'))
+    result = import_capture(tmp_path / "other", unreadable)
+    assert any("1 answers of REST could not be decoded" in note for note in result.notes)
+
+
+def test_the_book_of_an_earlier_capture_ends_where_the_next_one_begins(tmp_path: Path) -> None:
+    path = capture_file(tmp_path, (0, rest(7)), (1, diff("AUSDT", 8, 9)))
+    import_capture(tmp_path / "queue", path)
+    path.write_bytes(b"%d %s\n" % (2 * 10**18, diff("AUSDT", 100, 101)))
+    import_capture(tmp_path / "queue", path)
+    with Queue.open_subscriber(tmp_path / "queue", None, "earliest") as reader:
+        feed = BookFeed(reader, BookSet())
+        while feed.advance() is not None:
+            pass
+    (book,) = feed.books.books.values()
+    assert book.best_bid is None, "what happened between the captures is unknown"
+
+
+def test_times_that_no_queue_can_hold_are_refused(tmp_path: Path) -> None:
+    path = capture_file(tmp_path, (0, rest(7)))
+    path.write_bytes(b"99999999999999999999 %s\n" % rest(7))
+    with pytest.raises(InvalidSource, match=":1: the line is neither a frame"):
+        import_capture(tmp_path / "queue", path)
+    assert not (tmp_path / "queue").exists()

@@ -319,3 +319,38 @@ def test_levels_that_are_no_text_are_a_gap_of_their_symbol_and_the_session_goes_
     assert [gap.symbol for gap in gaps_of(one.frame(bad, 2))] == ["XBT/USD"]
     good = msgspec.json.encode([1, {"b": [["1.5", "1.00", "1.0"]]}, "book-1000", "ETH/USD"])
     assert kinds(one.frame(good, 3)) == ["diff"]
+
+
+UNREADABLE_FRAMES = {
+    "negative time": [1, {"b": [["5.0", "1.00", "-1.5"]]}, "book-1000", "XBT/USD"],
+    "no levels": [1, 7, "book-1000", "XBT/USD"],
+    "a level of numbers": [1, {"b": [["5.0", "1.00", 1.5]]}, "book-1000", "XBT/USD"],
+    "a trade without a price": [1, [["nan", "1.0", "1.5", "b"]], "trade", "XBT/USD"],
+    "a trade of less than nothing": [1, [["1.0", "-1.0", "1.5", "b"]], "trade", "XBT/USD"],
+    "a trade of a Python number": [1, [["1_0", "1.0", "1.5", "b"]], "trade", "XBT/USD"],
+}
+
+
+@pytest.mark.parametrize("frame", UNREADABLE_FRAMES.values(), ids=list(UNREADABLE_FRAMES))
+def test_frames_of_another_shape_are_a_gap_and_the_session_goes_on(frame: list[Any]) -> None:
+    one = session("kraken", "XBT/USD")
+    book = [1, {"as": [["6.0", "1.00", "1.0"]], "bs": [["5.0", "1.00", "1.0"]]}, "book-1000", "XBT/USD"]
+    assert kinds(one.frame(msgspec.json.encode(book), 1)) == ["snapshot"]
+    assert kinds(one.frame(msgspec.json.encode(frame), 2)) == ["feed_gap", "reset"]
+    assert kinds(one.frame(msgspec.json.encode(book), 3)) == ["snapshot"]
+
+
+def test_a_waiting_diff_that_cannot_be_read_ends_the_book_of_its_snapshot() -> None:
+    one = session()
+    one.frame(diff(5, 6, bids=[["1e5", "1"]]), 1)
+    one.snapshots_wanted.clear()
+    assert kinds(one.snapshot(SYMBOL, snapshot(4), 2)) == ["snapshot", "feed_gap", "reset"]
+    assert not one.symbols[SYMBOL].is_live and one.snapshots_wanted == [SYMBOL]
+    assert kinds(one.snapshot(SYMBOL, snapshot(-4), 3)) == ["feed_gap", "reset"], "no id is negative"
+    assert not one.symbols[SYMBOL].is_live
+
+
+def test_futures_go_on_from_a_snapshot_between_two_diffs() -> None:
+    one = session("binance-futures")
+    one.snapshot(SYMBOL, snapshot(103), 1)
+    assert kinds(one.frame(diff(105, 110, 100), 2)) == ["diff"], "it covers all from 101 to 110"

@@ -125,7 +125,14 @@ def test_a_failed_import_leaves_nothing_behind(tmp_path: Path) -> None:
     with pytest.raises(InvalidSource, match=r"BAD_2012-06-21_message_1\.csv:40000: the row has another"):
         import_into(queue, "lobster", bad)
     assert bodies(messages_of(queue)) == before
+    endless = tmp_path / f"{bad.name}.endless"
+    endless.write_bytes(bad.read_bytes() + b"1" * (2 * archives.LINE_BYTES_MAX))
+    for place in (queue, tmp_path / "new"):
+        with pytest.raises(InvalidSource, match="is it text"):
+            import_into(place, "lobster", endless, lenient=True)
+    assert bodies(messages_of(queue)) == before
     assert not list((queue / "imports").rglob("*.begun.json"))
+    assert not list((queue / "imports").rglob("*.csv")) and not (tmp_path / "new").exists()
     (result,) = import_into(queue, "lobster", bad, lenient=True)
     assert (result.entry.rows, result.entry.quarantined) == (39_999, 1)
     assert result.quarantine_path is not None
@@ -287,6 +294,15 @@ def test_compressed_files_are_read_as_they_are(tmp_path: Path) -> None:
     for name in (f"{plain.name}.gz", f"{plain.name}.zst", "AAPL_2012-06-21_x.zip", "AAPL_2012-06-21_x.7z"):
         import_into(tmp_path / name.replace(".", "-"), "lobster", tmp_path / name)
         assert bodies(messages_of(tmp_path / name.replace(".", "-"))) == expected
+
+
+@pytest.mark.parametrize("ending", [b"\n", b"\r\n"])
+def test_a_byte_order_mark_and_the_ends_of_lines_change_no_event(tmp_path: Path, ending: bytes) -> None:
+    path = lobster_file(tmp_path, 20)
+    import_into(tmp_path / "plain", "lobster", path)
+    path.write_bytes(b"\xef\xbb\xbf" + path.read_bytes().replace(b"\n", ending))
+    import_into(tmp_path / "marked", "lobster", path)
+    assert bodies(messages_of(tmp_path / "marked")) == bodies(messages_of(tmp_path / "plain"))
 
 
 def test_what_a_7z_was_unpacked_to_is_gone_afterwards(

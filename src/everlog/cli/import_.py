@@ -130,13 +130,16 @@ def import_command(  # noqa: PLR0913, PLR0917
         with output.progress("importing", total, *_READ_COLUMNS, as_json=as_json) as advance:
             results = ImportRun(request, clock=clock, advance=advance, importers=IMPORTERS).run()
         elapsed_s = (clock.monotonic_ns() - started_ns) / NS_PER_S
-        _report(queue, results, elapsed_s, as_json=as_json)
+        _report(queue, files, results, elapsed_s, as_json=as_json)
 
 
-def _report(queue: str, results: list[ImportResult], elapsed_s: float, *, as_json: bool) -> None:
+def _report(
+    queue: str, files: list[str], results: list[ImportResult], elapsed_s: float, *, as_json: bool
+) -> None:
     for result in results:
         for note in result.notes:
-            output.print_warning("import_note", f"{result.entry.source_path}: {note}", as_json=as_json)
+            named = note if note.startswith(tuple(files)) else f"{result.entry.source_path}: {note}"
+            output.print_warning("import_note", named, as_json=as_json)
     if as_json:
         output.print_json({"queue": queue, "imports": [_result_json(result) for result in results]})
     else:
@@ -158,7 +161,7 @@ def _print_results(queue: str, results: list[ImportResult], elapsed_s: float) ->
     )
     rows = [
         (
-            printable(os.path.basename(entry.source_path)),
+            printable(_names_of(entry.source_path)),
             "imported" if result.imported else "was there",
             *(entry.venue, entry.symbol, entry.date),
             *(str(count) for count in (entry.rows, entry.groups)),
@@ -174,6 +177,12 @@ def _print_results(queue: str, results: list[ImportResult], elapsed_s: float) ->
     for result in results:
         if result.quarantine_path is not None:
             print(f"bad rows are in {printable(result.quarantine_path)}")
+
+
+def _names_of(source_path: str) -> str:
+    """Return the file's name; of an import of several, which it lists, the first one's."""
+    first, *others = source_path.split(", /")
+    return os.path.basename(first) + (f" and {len(others)} more" if others else "")
 
 
 def _result_json(result: ImportResult) -> dict[str, Any]:

@@ -6,22 +6,27 @@ table of all importers, which stands here because market data itself knows no li
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from typing import Final
+import heapq
+import os
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Final, TypeVar
 
-import msgspec
 import numpy as np
 
 from everlog.errors import InvalidConfig, InvalidSource
 from everlog.feeds.recordings import RecordedFrame, parse_line
 from everlog.feeds.session import FeedSession, Flagged
+from everlog.feeds.venue import UNREADABLE
 from everlog.feeds.venues import VENUES
 from everlog.market.importing import FORMATS
-from everlog.market.venues.archives import Member
+from everlog.market.venues.archives import Member, open_members
 from everlog.market.venues.interface import MULTI, EventBlock, ImportContext, Importer, find_date
 
 BLOCK_MESSAGES: Final = 1 << 14
 LOOKED_AT_BYTES: Final = 1 << 16
+EARLY_MAX: Final = 100
+GOES_BACK: Final = "the time goes back: lines are out of order or there twice; --allow-unordered keeps them"
+T = TypeVar("T")
 
 
 class Capture:
@@ -30,19 +35,54 @@ class Capture:
     name = "capture"
     merges_files = False
 
+    def groups(self, paths: Sequence[str]) -> list[list[str]]:
+        """Return each file of frames with those of REST answers that belong to it."""
+        return _joined(list(paths), [os.path.basename(path) for path in paths], map(_is_of_answers, paths))
+
     def events(self, members: Sequence[Member], context: ImportContext) -> Iterator[EventBlock]:
         """Yield what the live feed would have written, from the frames and answers of REST in the files."""
-        for member in members:
-            yield from _File(member, context).events()
+        names = [member.name for member in members]
+        for group in _joined(list(members), names, map(_begins_with_answer, members)):
+            yield from _Recording(group, context).events()
 
 
-class _File:
-    """One capture of one connection."""
+def _joined(files: list[T], names: Sequence[str], are_answers: Iterable[bool]) -> list[list[T]]:
+    """Return a group for each file of frames; answers join the one whose name is most like theirs."""
+    answers = [at for at, is_answer in enumerate(are_answers) if is_answer]
+    frames = [at for at in range(len(files)) if at not in answers]
+    if not frames:
+        return [[file] for file in files]
+    groups = {at: [files[at]] for at in frames}
+    for own in answers:
+        shared = [len(os.path.commonprefix([names[own], names[at]])) for at in frames]  # noqa: RUF071
+        alike = frames[shared.index(max(shared))]
+        groups[alike].append(files[own])
+    return list(groups.values())
 
-    def __init__(self, member: Member, context: ImportContext) -> None:
-        self._member = member
+
+def _is_of_answers(path: str) -> bool:
+    with open_members(path) as members:
+        return len(members) == 1 and _begins_with_answer(members[0])
+
+
+def _begins_with_answer(member: Member) -> bool:
+    """Whether a recording holds answers of REST, with their addresses, in a file of their own."""
+    first = member.peek(LOOKED_AT_BYTES).partition(b"\n")[0].rstrip(b"\r")
+    try:
+        one = parse_line(first, member.label, 1)
+    except InvalidSource:
+        return False
+    return one.kind == "rest" and bool(one.address)
+
+
+class _Recording:
+    """One connection: its frames, and the answers of REST in the same or in other files."""
+
+    def __init__(self, members: Sequence[Member], context: ImportContext) -> None:
+        self._members = members
+        self._label = members[0].label
         self._context = context
-        self._venue = context.options.venue or _guessed_venue(member)
+        self._venue = context.options.venue or _guessed_venue(members)
         if self._venue not in VENUES:
             raise InvalidConfig(f"--venue is {self._venue!r}; captures are of {', '.join(VENUES)}")
         wanted = context.options.symbol
@@ -51,67 +91,90 @@ class _File:
         )
         self._session.connected(0, is_continued=False)
         self._waiting: list[tuple[Flagged, int]] = []
-        self._latest_ns = self._unplaced = 0
+        self._early: list[RecordedFrame] = []
+        """Answers of REST before the first frame, which names the symbol."""
+        self._begun: set[str] = set()
+        self._first_ns: int | None = None
+        self._unplaced = 0
 
     def events(self) -> Iterator[EventBlock]:
         """Yield blocks of events, then leave the names and the notes."""
-        for number, line in self._member.lines():
-            text = line.rstrip(b"\r")
-            if not text:
-                continue
-            try:
-                one = parse_line(text, self._member.label, number)
-            except InvalidSource as error:
-                self._context.rejects.reject(
-                    self._member.label, number, str(error), text[:200].decode("latin-1")
-                )
-                continue
-            if self._is_in_order(one, number, text):
-                self._context.tally.rows += one.kind in ("frame", "rest")
-                self._waiting += [(message, one.received_ns) for message in self._taken(one)]
-                self._session.to_send.clear()
-                self._session.snapshots_wanted.clear()
+        streams = [self._lines(member) for member in self._members]
+        for one in heapq.merge(*streams, key=lambda one: one.received_ns) if streams[1:] else streams[0]:
+            if self._first_ns is None:
+                self._first_ns = one.received_ns
+            self._context.tally.rows += one.kind in ("frame", "rest")
+            self._waiting += [(message, one.received_ns) for message in self._events_of(one)]
+            self._session.to_send.clear()
+            self._session.snapshots_wanted.clear()
             if len(self._waiting) >= BLOCK_MESSAGES:
                 yield self._block()
         self._finish()
         if self._waiting:
             yield self._block()
 
-    def _is_in_order(self, one: RecordedFrame, number: int, text: bytes) -> bool:
-        if one.received_ns >= self._latest_ns:
-            self._latest_ns = one.received_ns
-            return True
-        if self._context.options.allow_unordered:
-            self._context.tally.unordered += 1
-            return True
-        reason = "the time goes back: lines are out of order or there twice; --allow-unordered keeps them"
-        self._context.rejects.reject(self._member.label, number, reason, text[:200].decode("latin-1"))
-        return False
+    def _lines(self, member: Member) -> Iterator[RecordedFrame]:
+        """Yield the lines of a file in order; others are rejected."""
+        latest_ns, tally, rejects = 0, self._context.tally, self._context.rejects
+        for number, line in member.lines():
+            text = line.rstrip(b"\r")
+            if not text:
+                continue
+            try:
+                one = parse_line(text, member.label, number)
+            except InvalidSource as error:
+                rejects.reject(member.label, number, str(error), text[:200].decode("latin-1"))
+                continue
+            if one.received_ns < latest_ns:
+                if not self._context.options.allow_unordered:
+                    rejects.reject(member.label, number, GOES_BACK, text[:200].decode("latin-1"))
+                    continue
+                tally.unordered += 1
+            latest_ns = max(latest_ns, one.received_ns)
+            yield one
+
+    def _events_of(self, one: RecordedFrame) -> list[Flagged]:
+        """Return what a line means; a symbol of which the queue holds events begins anew."""
+        messages = self._taken(one)
+        cuts: list[Flagged] = []
+        for symbol in self._session.symbols.keys() - self._begun:
+            self._begun.add(symbol)
+            if self._context.holds(self._venue, symbol):
+                cuts += self._session.cut_off(symbol, one.received_ns)
+        return cuts + messages
 
     def _taken(self, one: RecordedFrame) -> list[Flagged]:
+        session = self._session
         if one.kind == "frame":
-            return self._session.frame(one.body, one.received_ns)
+            messages = session.frame(one.body, one.received_ns)
+            early, self._early = (self._early, []) if session.symbols else ([], self._early)
+            return messages + [message for answer in early for message in self._anchored(answer, one)]
         if one.kind == "connected":
-            return self._session.connected(one.received_ns, is_continued=bool(self._session.counts["frames"]))
-        if one.kind != "rest":
+            return session.connected(one.received_ns, is_continued=bool(session.counts["frames"]))
+        if one.kind == "rest" and not session.symbols and "symbol=" not in one.address:
+            if len(self._early) < EARLY_MAX:
+                self._early.append(one)
             return []
-        symbol = self._symbol_of(one)
+        return self._anchored(one, one) if one.kind == "rest" else []
+
+    def _anchored(self, answer: RecordedFrame, now: RecordedFrame) -> list[Flagged]:
+        symbol = self._symbol_of(answer)
         if symbol is None:
             self._unplaced += 1
             return []
-        return self._session.snapshot(symbol, one.body, one.received_ns)
+        return self._session.snapshot(symbol, answer.body, now.received_ns)
 
     def _symbol_of(self, one: RecordedFrame) -> str | None:
         """Return whose book an answer is: as its address says, or the one that it can continue."""
         states = self._session.symbols
         if "symbol=" in one.address:
             symbol = one.address.partition("symbol=")[2].partition("&")[0]
-            return symbol if symbol in states else None
+            return symbol if self._session.state_of(symbol) is not None else None
         if len(states) == 1:
             return next(iter(states))
         try:
             update_id = self._session.venue.decode_snapshot("", one.body).update_id
-        except (ValueError, msgspec.DecodeError):
+        except UNREADABLE:
             return None
         fitting = [
             name
@@ -133,9 +196,10 @@ class _File:
 
     def _finish(self) -> None:
         """Say what the capture is of, and what of it became no event."""
-        session, tally, label = self._session, self._context.tally, self._member.label
-        options = self._context.options
-        date = find_date(self._member.name, options) or find_date(self._member.path, options) or ""
+        session, tally, label = self._session, self._context.tally, self._label
+        options, first = self._context.options, self._members[0]
+        date = find_date(first.name, options) or find_date(first.path, options) or _day(self._first_ns)
+        self._unplaced += len(self._early)
         names = [name for name, state in session.symbols.items() if state.last_received_ns]
         symbol = names[0] if len(names) == 1 else MULTI
         tally.name(venue=self._venue, symbol=symbol, date=date, stream="raw")
@@ -150,15 +214,21 @@ class _File:
             (sum(state.counts["repeated"] for state in states), "updates and trades were there twice"),
             (sum(state.counts["superseded"] for state in states), "updates are older than the book of REST"),
             (unanchored, "updates had no book that they could change"),
+            (sum(state.counts["bad_snapshots"] for state in states), "answers of REST could not be decoded"),
             (self._unplaced, "answers of REST fit to none or several of the symbols; name one with --symbol"),
         ):
             if count:
                 tally.notes.append(f"{label}: {count} {what}")
 
 
-def _guessed_venue(member: Member) -> str:
+def _guessed_venue(members: Sequence[Member]) -> str:
     """Return which Binance it is: diffs of futures name the one before."""
-    return "binance-futures" if b'"pu":' in member.peek(LOOKED_AT_BYTES) else "binance"
+    is_futures = any(b'"pu":' in member.peek(LOOKED_AT_BYTES) for member in members)
+    return "binance-futures" if is_futures else "binance"
+
+
+def _day(first_ns: int | None) -> str:
+    return "" if first_ns is None else str(np.datetime64(first_ns, "ns").astype("datetime64[D]"))
 
 
 IMPORTERS: Final[dict[str, Importer]] = {**FORMATS, Capture.name: Capture()}

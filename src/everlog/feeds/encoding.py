@@ -59,6 +59,14 @@ def scaled(text: str, scale: int, largest: int = U64_MAX) -> int:
     return -value if is_negative else value
 
 
+def real(text: str, *, signed: bool = False) -> float:
+    """Return the float next to the number of a trade or quote, whose layouts have floats."""
+    digits = text.removeprefix("-") if signed else text
+    if not digits.isascii() or not digits.replace(".", "", 1).isdigit():
+        raise BadNumber(f"{text!r} is not a price or size")
+    return float(text)
+
+
 def _decimals(text: object) -> int:
     if not isinstance(text, str):
         raise BadNumber(f"{text!r} is not a price or size")
@@ -136,14 +144,15 @@ class SymbolEncoder:
 
     def trade(self, one: TradePrint) -> Message:
         """Return a trade."""
-        price, size = float(one.price), float(one.size)
+        price, size = real(one.price, signed=True), real(one.size)
         return TypeId.TRADE, _TRADE.pack(
             one.exchange_ns, price, size, one.trade_id & U64_MAX, 0, 0, one.is_buyer_maker, self._hash
         )
 
     def quote(self, one: Quote) -> Message:
         """Return the venue's best bid and ask."""
-        numbers = (float(one.bid), float(one.bid_size), float(one.ask), float(one.ask_size))
+        bid, ask = real(one.bid, signed=True), real(one.ask, signed=True)
+        numbers = (bid, real(one.bid_size), ask, real(one.ask_size))
         return TypeId.BOOK_TICKER, _TICKER.pack(one.exchange_ns, *numbers, self._hash)
 
     def _event(

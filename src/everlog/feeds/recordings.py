@@ -7,13 +7,13 @@ connection began and `<address> <- <seconds>: <text>` where something was sent; 
 
 from __future__ import annotations
 
-import gzip
 import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Final, NamedTuple
 
 from everlog.errors import InvalidSource
+from everlog.market.venues.archives import open_members
 
 _PLAIN: Final = re.compile(rb"(\d{16,20}) (?=[\[{])")
 _RECEIVED: Final = re.compile(rb"(\d+\.?\d*): ")
@@ -29,20 +29,34 @@ class RecordedFrame(NamedTuple):
     address: str = ""
 
 
+END_NS: Final = 2**63
+"""Times are before this, in the year 2262."""
 _KINDS: Final = {b"<->": "connected", b"<-": "sent", b"->": "rest"}
 
 
 def read_frames(path: Path) -> Iterator[RecordedFrame]:
-    """Yield the lines of a recording in order; `.gz` is unpacked."""
-    with path.open("rb") as file, gzip.open(file) if path.suffix == ".gz" else file as lines:
-        for number, line in enumerate(lines, start=1):
-            text = line.rstrip(b"\r\n")
-            if text:
-                yield parse_line(text, str(path), number)
+    """Yield the lines of a recording in order; compressed files are unpacked."""
+    with open_members(str(path)) as members:
+        for member in members:
+            for number, line in member.lines():
+                text = line.rstrip(b"\r")
+                if text:
+                    yield parse_line(text, member.label, number)
 
 
 def parse_line(text: bytes, label: str, number: int) -> RecordedFrame:
     """Return what a line of a recording is; one of another kind raises InvalidSource."""
+    one = _parsed(text)
+    if one is not None and one.received_ns < END_NS:
+        return one
+    raise InvalidSource(
+        f"{label}:{number}: the line is neither a frame nor a mark of a recording: {text[:60]!r}",
+        label,
+        number,
+    )
+
+
+def _parsed(text: bytes) -> RecordedFrame | None:
     if found := _PLAIN.match(text):
         body = text[found.end() :]
         kind = "rest" if body.startswith(b'{"lastUpdateId"') else "frame"
@@ -50,13 +64,9 @@ def parse_line(text: bytes, label: str, number: int) -> RecordedFrame:
     if found := _RECEIVED.match(text):
         return RecordedFrame("frame", _ns(found[1]), text[found.end() :])
     if found := _ADDRESSED.match(text):
-        address = found[1].decode()
+        address = found[1].decode("utf-8", "backslashreplace")
         return RecordedFrame(_KINDS[found[2]], _ns(found[3]), text[found.end() :], address)
-    raise InvalidSource(
-        f"{label}:{number}: the line is neither a frame nor a mark of a recording: {text[:60]!r}",
-        label,
-        number,
-    )
+    return None
 
 
 def _ns(seconds: bytes) -> int:

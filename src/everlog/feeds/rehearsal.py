@@ -21,9 +21,9 @@ from websockets.exceptions import ConnectionClosed
 from websockets.http11 import Request, Response
 
 from everlog.clock import SystemClock
-from everlog.errors import InvalidConfig
+from everlog.errors import InvalidConfig, InvalidSource
 from everlog.feeds.recordings import RecordedFrame, read_frames
-from everlog.feeds.venue import BookDiff, BookSnapshot, Levels, Venue
+from everlog.feeds.venue import UNREADABLE, BookDiff, BookSnapshot, Item, Levels, Venue
 from everlog.feeds.venues import VENUES
 from everlog.market.pacing import AS_FAST_AS_POSSIBLE, Pacer
 
@@ -189,6 +189,9 @@ class Rehearsal:
             key=lambda one: one.received_ns,
         )
         self._prices = self._first_prices()
+        if not self._prices:
+            names = ", ".join(map(str, files))
+            raise InvalidSource(f"{names}: no frame holds a book of {venue}; say with --venue whose they are")
         self.symbols = [*self._prices]
         self.books = {symbol: TrueBook(self.venue.depth) for symbol in self.symbols}
         self.finished = asyncio.Event()
@@ -206,10 +209,17 @@ class Rehearsal:
         """Return the symbols in their order, each with a price of its book."""
         found: dict[str, str] = {}
         for one in self.frames:
-            for item in self.venue.decode(one.body) if one.kind == "frame" else ():
+            for item in self._items(one):
                 if isinstance(item, BookDiff | BookSnapshot) and not found.get(item.symbol):
                     found[item.symbol] = next((level[0] for level in (*item.bids, *item.asks)), "")
         return found
+
+    def _items(self, one: RecordedFrame) -> Sequence[Item]:
+        """Return what a frame holds; nothing of one that cannot be read, which is played all the same."""
+        try:
+            return self.venue.decode(one.body) if one.kind == "frame" else ()
+        except UNREADABLE:
+            return ()
 
     async def start(self, port: int = 0) -> str:
         """Listen on loopback; return host and port."""
@@ -258,13 +268,14 @@ class Rehearsal:
             symbol = self.symbols[0]
             if "symbol=" in one.address:
                 symbol = one.address.partition("symbol=")[2].partition("&")[0]
-            self.books[symbol].snapshot(self.venue.decode_snapshot(symbol, one.body))
-            return
-        for item in self.venue.decode(one.body):
-            if isinstance(item, BookSnapshot):
-                self.books[item.symbol].snapshot(item)
-            elif isinstance(item, BookDiff):
-                self.books[item.symbol].diff(item)
+            with contextlib.suppress(*UNREADABLE):  # the recording may be damaged, or of more symbols
+                self.books[symbol].snapshot(self.venue.decode_snapshot(symbol, one.body))
+        for item in self._items(one):
+            with contextlib.suppress(*UNREADABLE):
+                if isinstance(item, BookSnapshot):
+                    self.books[item.symbol].snapshot(item)
+                elif isinstance(item, BookDiff):
+                    self.books[item.symbol].diff(item)
 
     def _happens(self, fault: str) -> bool:
         chance: float = getattr(self.faults, fault)

@@ -12,10 +12,8 @@ from collections import Counter, deque
 from collections.abc import Sequence
 from typing import Final
 
-import msgspec
-
 from everlog.feeds.encoding import PACKED_LEVEL, FeedGap, Message, PackedLevels, SymbolEncoder, gap_message
-from everlog.feeds.venue import BookDiff, BookSnapshot, Quote, Refusal, TradePrint, Venue
+from everlog.feeds.venue import UNREADABLE, BookDiff, BookSnapshot, Quote, Refusal, TradePrint, Venue
 from everlog.market.books import L2Book
 from everlog.market.protocol import MessageFlags, Side, TypeId
 from everlog.market.venues.registry import venue_id
@@ -95,7 +93,7 @@ class FeedSession:
         self.counts["frames"] += 1
         try:
             items = self.venue.decode(frame)
-        except (ValueError, KeyError, IndexError, TypeError, msgspec.DecodeError) as error:
+        except UNREADABLE as error:
             # A frame that cannot be read may have held anything of any symbol.
             self.counts["bad_frames"] += 1
             self._lose_all("bad_frame", f"{type(error).__name__}: {error}"[:200], received_ns)
@@ -107,17 +105,22 @@ class FeedSession:
                 self.counts["refusals"] += 1
                 self.refusals = [*self.refusals[-9:], item.text]
                 continue
-            known = self.symbols.get(item.symbol)
-            if known is None and self._takes_all:
-                known = self.symbols[item.symbol] = SymbolState(self.venue, item.symbol, 0)
+            known = self.state_of(item.symbol)
             if known is None:
                 self.counts["other_symbols"] += 1
                 continue
             try:
                 self._take_item(known, item, received_ns)
-            except (ValueError, TypeError, IndexError) as error:
+            except UNREADABLE as error:
                 self._break(known, "bad_frame", received_ns, detail=str(error)[:200])
         return self._taken()
+
+    def state_of(self, symbol: str) -> SymbolState | None:
+        """Return the state of a symbol, which begins now if all symbols are taken; else None."""
+        state = self.symbols.get(symbol)
+        if state is None and self._takes_all:
+            state = self.symbols[symbol] = SymbolState(self.venue, symbol, 0)
+        return state
 
     def snapshot(self, symbol: str, body: bytes, received_ns: int) -> list[Flagged]:
         """Take in the answer of REST for a symbol's book; one that is too old is asked for again."""
@@ -133,9 +136,11 @@ class FeedSession:
                 self._want_book(state, renew=True)
                 return self._taken()
             self._anchor(state, one, received_ns)
-        except (ValueError, msgspec.DecodeError) as error:
+        except UNREADABLE as error:
             state.counts["bad_snapshots"] += 1
             self.refusals = [*self.refusals[-9:], f"{symbol}: unreadable snapshot: {error}"[:200]]
+            if state.is_live:  # it was a diff that had waited for it
+                self._lose(state, "bad_frame", received_ns, detail=str(error)[:200])
             state.waits_for_rest = False
             self._want_book(state, renew=True)
         return self._taken()
@@ -148,6 +153,13 @@ class FeedSession:
                 continue
             state.counts["reminders"] += 1
             self._want_book(state, renew=True)
+
+    def cut_off(self, symbol: str, received_ns: int) -> list[Flagged]:
+        """Return what ends the book that another recording of the symbol has left."""
+        gap = FeedGap(reason="connect", connection=self.connection_id, venue=self.venue.name, symbol=symbol)
+        reset = self.symbols[symbol].encoder.reset(received_ns)
+        last = int(MessageFlags.LAST_OF_EVENT)
+        return [(*gap_message(gap), last), (*reset, last | int(MessageFlags.GAP_BEFORE))]
 
     # -- items ----------------------------------------------------------------------------
 
@@ -327,8 +339,8 @@ def _begin_of(diff: BookDiff) -> int:
 
 
 def _follows(diff: BookDiff, last: int) -> bool:
-    """Whether the diff is the next one: it names the one before, or its range of ids holds the next id."""
-    return diff.previous_id == last or diff.first_id <= last + 1 <= diff.last_id
+    """Whether the diff is the next one: it names the one before, or what it covers holds the next id."""
+    return diff.previous_id == last or _begin_of(diff) <= last + 1 <= diff.last_id
 
 
 def _in_order(packed: PackedLevels, *, is_bid: bool) -> PackedLevels:

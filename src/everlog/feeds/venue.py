@@ -6,6 +6,7 @@ Owns the interface and the items that frames are decoded to. A venue holds no st
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Sequence
 from typing import ClassVar, Final
 
@@ -83,6 +84,13 @@ class BadFrame(ValueError):
     """A frame does not match the venue's format."""
 
 
+UNREADABLE: Final = (
+    *(ValueError, LookupError, TypeError, AttributeError, OverflowError, RecursionError),
+    *(struct.error, msgspec.DecodeError),
+)
+"""What decoding and encoding raise for a frame that holds something else than the venue's format."""
+
+
 class Venue:
     """How to talk to one exchange. Subclasses override what differs."""
 
@@ -123,7 +131,7 @@ class Venue:
         return None
 
     def decode(self, frame: bytes) -> Sequence[Item]:
-        """Return what a frame holds; frames of no interest are empty. Raises BadFrame or msgspec's errors."""
+        """Return what a frame holds; frames of no interest are empty. Raises errors of `UNREADABLE`."""
         raise NotImplementedError
 
     def decode_snapshot(self, symbol: str, body: bytes) -> BookSnapshot:

@@ -37,12 +37,12 @@ from everlog.market.venues.interface import (
     ImportContext,
     Importer,
     ImportOptions,
+    JoinsFiles,
     Rejects,
     Tally,
 )
 from everlog.market.venues.itch import Itch
 from everlog.market.venues.lobster import Lobster
-from everlog.market.venues.lobster_books import with_order_books
 from everlog.market.venues.sniffing import chosen_members
 from everlog.market.venues.szse import Szse
 from everlog.market.venues.szse_channels import ChannelFiles
@@ -172,6 +172,14 @@ class ImportRun:
             for other in self._ledger.all_finished()
         )
 
+    def _holds(self, venue: str, symbol: str) -> bool:
+        """Whether the queue holds events of this symbol from any file."""
+        return any(
+            (one.exchange, one.exchange_symbol) == (venue, symbol)
+            for other in self._ledger.all_finished()
+            for one in other.symbols
+        )
+
     def _write(self, paths: Sequence[str], digest: str) -> ImportResult:
         # The index is refreshed every second; every few thousand events would be too often at this rate.
         config = WriterConfig.archive().replace(
@@ -179,10 +187,10 @@ class ImportRun:
         )
         tally = Tally()
         name = self._importer.name
+        was_there = self._fs.exists(self._queue)
         quarantine = self._ledger.quarantine_path(name, digest) if self._request.lenient else None
         rejects = Rejects(quarantine, tally)
         first_seq = None
-        was_there = self._fs.exists(self._queue)
         try:
             with Queue.open_publisher(self._queue, config, clock=self._clock, fs=self._fs) as writer:
                 first_seq, first_segment = writer.next_seq, writer.segment_id
@@ -197,7 +205,11 @@ class ImportRun:
                     )
                 )
                 context = ImportContext(
-                    self._request.options, tally, rejects, is_continued=self._is_continued
+                    self._request.options,
+                    tally,
+                    rejects,
+                    is_continued=self._is_continued,
+                    holds=self._holds,
                 )
                 self._append_all(paths, context, writer)
                 rejects.close()
@@ -213,7 +225,7 @@ class ImportRun:
                     SeqRange(first_segment, writer.segment_id + 1),
                 )
         except Exception:
-            rejects.close()
+            rejects.discard()
             if first_seq is not None:
                 # If even this fails the mark stays, and the next import removes the events.
                 with contextlib.suppress(EverlogError):
@@ -340,10 +352,10 @@ def import_files(
 
 
 def import_groups(importer: Importer, paths: Sequence[str]) -> list[list[str]]:
-    """Return the files of each import: all, each alone, or LOBSTER messages with their order book."""
+    """Return the files of each import: all, each alone, or those that belong together."""
     if importer.merges_files:
         return [list(paths)]
-    return with_order_books(paths) if importer.name == Lobster.name else [[path] for path in paths]
+    return importer.groups(paths) if isinstance(importer, JoinsFiles) else [[path] for path in paths]
 
 
 def ledger_entry(

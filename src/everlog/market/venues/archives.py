@@ -32,6 +32,7 @@ ZSTD_INPUT_BYTES: Final = 1 << 14
 """Compressed bytes taken at once: what they become is held in memory."""
 LINE_BYTES_MAX: Final = 16 << 20
 MAGIC_BYTES: Final = 6
+BYTE_ORDER_MARK: Final = b"\xef\xbb\xbf"
 GZIP_MAGIC: Final = b"\x1f\x8b"
 ZSTD_MAGIC: Final = b"\x28\xb5\x2f\xfd"
 ZIP_MAGIC: Final = b"PK\x03\x04"
@@ -163,8 +164,14 @@ class Member:
             raise damaged(self.label, error) from error
         return data
 
+    def skip_byte_order_mark(self) -> None:
+        """Read over the mark with which some programs begin text in UTF-8."""
+        if self.peek(len(BYTE_ORDER_MARK)) == BYTE_ORDER_MARK:
+            self.read(len(BYTE_ORDER_MARK))
+
     def lines(self) -> Iterator[tuple[int, bytes]]:
         """Yield the number of each line, counted from 1, and its bytes without the line feed."""
+        self.skip_byte_order_mark()
         number, rest = 1, b""
         for block in self.blocks():
             lines = (rest + block).split(b"\n")

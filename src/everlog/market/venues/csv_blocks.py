@@ -123,10 +123,11 @@ class CsvReader:
         self._ended = False
         self._line = 1
         self._constants: dict[str, str] = {}
+        member.skip_byte_order_mark()
         self._fill()
         first = self._fields(self._rest.partition(b"\n")[0])
         if names is None:
-            self.names = tuple(field.lstrip("\ufeff") for field in first)
+            self.names = tuple(first)
             self._drop_line()
             self.field_count = len(self.names)
         else:

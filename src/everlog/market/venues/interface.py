@@ -9,10 +9,11 @@ from __future__ import annotations
 import contextlib
 import csv
 import io
+import os
 import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -213,6 +214,13 @@ class Rejects:
         with io_errors(f"write {self.path}"):
             self._opened.close()
 
+    def discard(self) -> None:
+        """Remove the quarantine file of an import that failed."""
+        self.close()
+        if self.path is not None and self._writer is not None:
+            with io_errors(f"remove {self.path}"):
+                os.unlink(self.path)
+
 
 @dataclass(slots=True)
 class ImportContext:
@@ -224,6 +232,8 @@ class ImportContext:
     advance: Callable[[int], None] = lambda count: None
     is_continued: Callable[[str, str], bool] = lambda symbol, date: False
     """Whether events of this symbol and day are in the queue already, so that books go on with these."""
+    holds: Callable[[str, str], bool] = lambda venue, symbol: False
+    """Whether events of this venue's symbol are in the queue already, of any day."""
 
 
 class TimeOrder:
@@ -295,6 +305,15 @@ class Importer(Protocol):
 
         Equal files and options give equal events.
         """
+        ...
+
+
+@runtime_checkable
+class JoinsFiles(Protocol):
+    """An importer some of whose files are one import together."""
+
+    def groups(self, paths: Sequence[str]) -> list[list[str]]:
+        """Return the files of each import."""
         ...
 
 

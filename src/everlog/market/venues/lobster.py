@@ -42,6 +42,7 @@ from everlog.market.venues.lobster_books import (
     PRICE_SCALE,
     OpeningBook,
     paired,
+    with_order_books,
 )
 from everlog.market.venues.registry import venue_id
 
@@ -90,6 +91,10 @@ class Lobster:
 
     name = "lobster"
     merges_files = False
+
+    def groups(self, paths: Sequence[str]) -> list[list[str]]:
+        """Return each file of messages with its order book."""
+        return with_order_books(paths)
 
     def events(self, members: Sequence[Member], context: ImportContext) -> Iterator[EventBlock]:
         """Yield one order-by-order event a row, after those of the opening book if there is one."""

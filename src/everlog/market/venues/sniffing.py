@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from typing import Final
 
 from everlog.errors import InvalidSource
-from everlog.market.venues.archives import Member
+from everlog.market.venues.archives import BYTE_ORDER_MARK, Member
 
 LOOKED_AT_BYTES: Final = 1 << 12
 """More than the first line of every format that is known."""
@@ -68,7 +68,7 @@ def looks_like(start: bytes) -> str | None:
     for sign, name in _BINARY:
         if start.startswith(sign):
             return name
-    text = start.removeprefix(b"\xef\xbb\xbf").lstrip()
+    text = start.removeprefix(BYTE_ORDER_MARK).lstrip()
     for sign, kind in _OTHER_KINDS:
         if start.startswith(sign) or text.startswith(sign):
             return kind
@@ -136,7 +136,7 @@ def _why_not(member: Member, format_name: str) -> str | None:
     if member.label != member.path and _COMPANIONS.search(member.label.removeprefix(f"{member.path}!")):
         return "is not market data"
     start = member.peek(LOOKED_AT_BYTES)
-    if not start.removeprefix(b"\xef\xbb\xbf").strip():
+    if not start.removeprefix(BYTE_ORDER_MARK).strip():
         return "is empty, without even a header; fetch it again, or leave it out"
     kind = looks_like(start)
     if kind is None or kind == format_name or (kind == LOBSTER_BOOK and format_name == "lobster"):
