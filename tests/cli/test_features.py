@@ -208,3 +208,38 @@ def test_durations() -> None:
     for text in ("", "1", "0s", "1 s", "-1s", "1d"):
         with pytest.raises(InvalidConfig):
             parse_duration_ns(text)
+
+
+def bybit_file(path: Path, *updates: tuple[int, str, str, str]) -> Path:
+    """A book with bid 1.0 and ask 2.0, then updates of one level each: id, side, price, size."""
+    opening = {"s": "AUSDT", "u": 1, "b": [["1.0", "1"]], "a": [["2.0", "1"]]}
+    messages = [{"type": "snapshot", "ts": 1_700_000_000_000, "data": opening}]
+    for number, side, price, size in updates:
+        data = {"s": "AUSDT", "u": number, "b": [], "a": [], side: [[price, size]]}
+        messages.append({"type": "delta", "ts": 1_700_000_000_000 + number, "data": data})
+    path.write_text("".join(json.dumps({"topic": "orderbook.50.AUSDT", **one}) + "\n" for one in messages))
+    return path
+
+
+def test_what_is_behind_the_rows_is_said(tmp_path: Path) -> None:
+    # The ask of 2.0 went with the update that is missing.
+    path = bybit_file(
+        tmp_path / "book.data", (2, "b", "1.5", "1"), (4, "b", "2.5", "1"), (5, "a", "3.0", "1")
+    )
+    assert run_here("import", "bybit", path, "--queue", tmp_path / "queue").returncode == 0
+    out = tmp_path / "features.csv"
+    assert made(tmp_path / "queue", "--gaps", "ignore", "--out", out)["faults"] == {"crossed": 2, "gaps": 1}
+    said = run_here("features", tmp_path / "queue", "--gaps", "ignore", "--out", out)
+    assert "behind the rows are 2 events with a crossed book" in said.stderr and "1 gaps" in said.stderr
+    assert made(tmp_path / "queue", "--gaps", "quarantine", "--out", out)["faults"] == {
+        "gaps": 1,
+        "skipped": 2,
+    }
+    shown = run_here("book", "show", tmp_path / "queue")
+    assert "1 gaps" in shown.stderr and "the book is crossed" in shown.stderr
+    (document,) = json.loads(run_here("book", "show", tmp_path / "queue", "--json").stdout)
+    assert (document["gaps"], document["is_crossed"]) == (1, True)
+    sound = bybit_file(tmp_path / "sound.data", (2, "b", "1.5", "1"))
+    assert run_here("import", "bybit", sound, "--queue", tmp_path / "other").returncode == 0
+    assert made(tmp_path / "other", "--out", out)["faults"] == {}
+    assert not run_here("book", "show", tmp_path / "other").stderr

@@ -190,12 +190,21 @@ def _faults_of(market: Market, book: Book | None, feed: BookFeed) -> dict[str, i
     }
 
 
+def _is_crossed(book: Book | None) -> bool:
+    """Whether a bid is at or above an ask: in an auction, or because events are missing."""
+    best = (None, None) if book is None else (book.best_bid, book.best_ask)
+    return best[0] is not None and best[1] is not None and best[0].price >= best[1].price
+
+
 def _print_faults(names: _Names, feed: BookFeed) -> None:
     """Say on standard error what the books of a queue lack."""
     for market in sorted({*feed.books.books, *feed.books.unanchored}):
-        faults = _faults_of(market, feed.books.books.get(market), feed)
-        if any(faults.values()):
+        book = feed.books.books.get(market)
+        faults = _faults_of(market, book, feed)
+        if any(faults.values()) or _is_crossed(book):
             words = ", ".join(f"{count} {name.replace('_', ' ')}" for name, count in faults.items())
+            if _is_crossed(book):
+                words += "; the book is crossed: an auction, or events are missing"
             output.print_warning("book_faults", f"market {names.of(market)}: {words}", as_json=False)
 
 
@@ -267,6 +276,7 @@ def _document(names: _Names, market: Market, book: Book, levels: int, feed: Book
         "mode": _mode_of(book),
         "exchange_ts_ns": book.last_exchange_ts_ns,
         **_faults_of(market, book, feed),
+        "is_crossed": _is_crossed(book),
         "bids": _rendered(book, bids),
         "asks": _rendered(book, asks),
     }

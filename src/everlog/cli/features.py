@@ -45,6 +45,12 @@ if TYPE_CHECKING:
 
 POINTS_MAX: Final = 4000
 """Of a line in a plot; of more rows every second one is left out, again and again."""
+FAULTS: Final = {
+    "crossed": "events with a crossed book (an auction, or events are missing)",
+    "gaps": "gaps",
+    "skipped": "skipped events",
+    "unknown_orders": "unknown orders",
+}
 _UNPLOTTED: Final = frozenset({"seq", "ingest_ts_ns", "exchange_ts_ns"})
 
 Sources = Annotated[
@@ -81,6 +87,7 @@ class _Result:
     columns: list[str] = field(default_factory=list)
     markets: dict[tuple[str, str], int] = field(default_factory=dict)
     """Rows by venue and symbol."""
+    faults: dict[str, int] = field(default_factory=dict)
 
 
 def features_command(  # noqa: PLR0913, PLR0917
@@ -190,6 +197,7 @@ def _write_features(
                 for parts in follow(seen(stats)):
                     for market, rows, _ in parts:
                         files.write(market, rows)
+    result.faults = {name: count for name, count in stats.faults.items() if count}
     if plot is not None and lines is not None:
         from everlog.market.plots import draw
 
@@ -307,7 +315,10 @@ def _report(result: _Result, out: str | None, plot: str | None, elapsed_s: float
         f"{counted(result.rows, 'row')} of {counted(len(markets), 'symbol')} in {elapsed_s:.2f} s "
         f"({rate:,.0f} rows/s) in {where}"
     )
-    document |= {"markets": markets, "elapsed_s": round(elapsed_s, 3)}
+    document |= {"markets": markets, "elapsed_s": round(elapsed_s, 3), "faults": result.faults}
     output.print_result(document, text, as_json=as_json)
+    if result.faults and not as_json:
+        words = ", ".join(f"{count} {FAULTS[name]}" for name, count in sorted(result.faults.items()))
+        output.print_warning("book_faults", f"behind the rows are {words}", as_json=False)
     if not result.rows and not as_json:
         output.print_warning("no_rows", "nothing that was chosen is in these sources", as_json=False)

@@ -7,7 +7,7 @@ trade belongs to. Cutting a stream into batches changes no row. Knows no queue; 
 from __future__ import annotations
 
 import copy
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final, NamedTuple, Protocol
 
@@ -80,6 +80,8 @@ class FeatureEngine:
         depth = max(feature.depth for feature in self._chosen)
         self._want = Outputs(top=True, depth=depth, statuses=True, places=self._reads_orders)
         self._books = BookSet(settings)
+        self.faults: Counter[str] = Counter()
+        """What is behind the books that makes them less than the venue's."""
         self._markets: dict[Market, _MarketState] = {}
         self._with_id: dict[int, list[Market]] = defaultdict(list)
 
@@ -112,6 +114,7 @@ class FeatureEngine:
         at = np.flatnonzero(kinds == TypeId.BOOK_EVENT)
         of_books = packed if len(at) == len(kinds) else packed.take(at)
         results = self._books.apply_packed(of_books, self._want) if len(at) else {}
+        self.faults["gaps"] += len(self._books.channel_gaps) if len(at) else 0
         sources = getattr(some, "source", None)
         parts: dict[Market, _Part] = {}
         if results:
@@ -173,8 +176,18 @@ class FeatureEngine:
             )
             state.marks_ends = bool(of_market["flags"][-1] & BookFlags.MARKS_EVENT_ENDS)
         assert result.statuses is not None, "they are asked for"
+        self._count_faults(rows, result, result.statuses)
         # After a gap the book is the one that was left behind, not that of the venue.
         return _Part(at[events], rows, result.statuses != EventStatus.QUARANTINED)
+
+    def _count_faults(self, rows: BookRows, result: BookResult, statuses: NDArray[np.uint8]) -> None:
+        counts = np.bincount(statuses, minlength=len(EventStatus)).tolist()
+        self.faults["unknown_orders"] += counts[EventStatus.UNKNOWN_ORDER]
+        self.faults["skipped"] += counts[EventStatus.QUARANTINED] + counts[EventStatus.STALE]
+        self.faults["gaps"] += len(result.gaps)
+        assert rows.events.flags is not None, "events of books have them"
+        is_end = (rows.events.flags & MessageFlags.LAST_OF_EVENT) != 0
+        self.faults["crossed"] += int((is_end & rows.has_both & (rows.bid >= rows.ask)).sum())
 
     def _trade_parts(
         self, some: EventBatch, at: NDArray[np.intp], sources: NDArray[np.intp] | None

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import csv
 import time
+from collections import Counter
 from collections.abc import Callable, Collection, Generator, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field, replace
@@ -127,6 +128,8 @@ class ReplayStats:
     filtered: int = 0
     written: int = 0
     seconds: float = 0.0
+    faults: Counter[str] = field(default_factory=Counter)
+    """Of features: gaps, unknown orders, skipped events, and ends of events with a crossed book."""
 
 
 class TradeBatch(NamedTuple):
@@ -399,6 +402,8 @@ class FeatureReplay:
         start = begin((self.replay, *self.others), self.settings, self.warm_up_ns)
         engine = FeatureEngine(self.chosen, self.settings, self.fired_by, start.start_ns)
         engine.begin_with(start.books, start.sources)
+        if stats is not None:
+            stats.faults = engine.faults
         for some in in_time_order([one.types(*engine.type_ids) for one in start.rests], stats):
             yield engine.rows(some)
 
