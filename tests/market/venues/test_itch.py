@@ -177,6 +177,10 @@ def test_one_symbol_is_picked_and_one_that_is_not_there_refused(tmp_path: Path) 
     [
         ((add(AAPL, 5, 1, b"B", 1, 10), add(AAPL, 4, 2, b"B", 1, 10)), ":5: the time goes back"),
         ((add(AAPL, 5, 1, b"B", 1, 10), add(AAPL, 5, 1, b"B", 1, 10)), ":5: the order is added twice"),
+        ((add(AAPL, 5, 1, b"B", 0, 10),), ":4: it is of no shares"),
+        ((add(AAPL, 5, 1, b"B", 1, 10), executed(AAPL, 6, 1, 0)), ":5: it is of no shares"),
+        ((message("X", AAPL, 5, struct.pack(">QI", 1, 0)),), ":4: it is of no shares"),
+        ((message("U", AAPL, 5, struct.pack(">QQII", 1, 2, 0, 10)),), ":4: it is of no shares"),
         ((struct.pack(">H", 12) + b"A" + bytes(11),), "message 4 is of kind b'A' and has 12 bytes"),
         ((add(AAPL, 5, 1, b"B", 1, 10)[:-3],), "ends in the middle of message 4"),
         ((message("A", 9, 5, struct.pack(">QcI8sI", 1, b"B", 1, b"X" * 8, 1)),), "no directory message"),

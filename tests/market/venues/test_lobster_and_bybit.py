@@ -83,6 +83,7 @@ def test_lobster_rows_give_the_documented_events(tmp_path: Path) -> None:
         ("34200,4,-1,1,5,1", "it names no order"),
         ("34200,1,1,1,5,0", "it has no side"),
         ("34200,7,0,0,-2,-1", "a halt has price -1, 0 or 1"),
+        ("34200,2,1,0,5,1", "it is of no shares"),
         ("86400,1,1,1,5,1", "the time is later than the end of the day"),
     ],
 )

@@ -19,6 +19,7 @@ from everlog.market.books import L3Book
 from everlog.market.protocol import L3_RECORD, L3EventType, L3Flags, Side
 from everlog.market.venues.interface import ImportOptions
 from everlog.market.venues.szse import in_continuous_trading, local_times
+from everlog.market.venues.szse_channels import COLUMNS
 from everlog.queue import Message
 from tests.market.venues.szse_day import SzseDay
 from tests.support.import_runs import (
@@ -179,6 +180,12 @@ def test_the_channel_index_of_the_queue_lists_symbols_both_ways(tmp_path: Path) 
         ([f"2,1,1,1,2,{DAY}093000000", f"1,1,1,1,2,{DAY}093000000"], [], "ApplSeqNum goes back"),
         ([f"1,1,1,1,2,{DAY}253000000"], [], "is not a time"),
         ([f"1,3,1,1,2,{DAY}093000000"], [], "Side '3' is none of the known values"),
+        ([f"1,1,-1.01,1,2,{DAY}093000000"], [], "Price is negative"),
+        ([f"1,1,1.0001,1,2,{DAY}093000000"], [], "Price has more than 3 decimals"),
+        ([f"1,1,1,10.5,2,{DAY}093000000"], [], "OrderQty has more than 0 decimals"),
+        ([f"1,1,1,0,2,{DAY}093000000"], [], "it is of no shares"),
+        ([], [f"2,1,0,1,0,0,F,{DAY}093000000"], "it is of no shares"),
+        ([f"0,1,1,1,2,{DAY}093000000"], [], "ApplSeqNum is 0"),
     ],
 )
 def test_rows_that_cannot_be_are_refused(
@@ -186,6 +193,27 @@ def test_rows_that_cannot_be_are_refused(
 ) -> None:
     with pytest.raises(InvalidSource, match=reason):
         run_importer("szse", symbol_files(tmp_path, orders, ticks))
+
+
+def test_a_message_that_two_files_hold_is_refused_or_counted(tmp_path: Path) -> None:
+    orders = [f"{number},1,10.00,100,2,{DAY}093000000" for number in (1, 3)]
+    first, _ = symbol_files(tmp_path / "one", orders, [])
+    again, _ = symbol_files(tmp_path / "two", orders[:1], [])
+    with pytest.raises(InvalidSource, match=r"sequence 1 is followed by 1; two files hold the same message"):
+        run_importer("szse", [first, again])
+    _, tally = run_importer("szse", [first, again], ImportOptions(allow_unordered=True))
+    assert (tally.rows, tally.unordered) == (3, 1)
+
+
+def test_numbers_that_the_protocol_cannot_hold_are_refused(tmp_path: Path) -> None:
+    path, _ = symbol_files(tmp_path, [f"1,1,10.00,100,2,{DAY}093000000"], [])
+    path.write_text(path.read_text().replace(",2011,", f",{2**32 + 2011},"))
+    with pytest.raises(InvalidSource, match="ChannelNo is above 4294967295"):
+        run_importer("szse", [path])
+    row = f"2011,1,ORDER,4294967297,1,0,0,1,10.00,100,0,2,,{DAY}093000000,{DAY}093000000,order"
+    path.write_text(f"{','.join(COLUMNS)}\n{row}\n")
+    with pytest.raises(InvalidSource, match="Symbol is above 999999"):
+        run_importer("szse", [path])
 
 
 def test_a_file_holds_one_channel_and_a_symbol_has_one(tmp_path: Path) -> None:

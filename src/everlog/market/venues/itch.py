@@ -61,6 +61,8 @@ _ADD_TYPE, _CANCEL_TYPE = int(L3EventType.ORDER_ADD), int(L3EventType.ORDER_CANC
 _TRADE_TYPE, _HEARTBEAT = int(L3EventType.TRADE), int(L3EventType.HEARTBEAT)
 _HAS_ID: Final = (0, int(L3Flags.RAW_HAS_BID_ID), int(L3Flags.RAW_HAS_ASK_ID))
 """By the side of the order that a trade names."""
+_SHARES_AT: Final = {ord(kind): at for at, kinds in ((19, "ECX"), (20, "AF"), (27, "U")) for kind in kinds}
+"""Where a message says of how many shares it is; one of none would be taken for all of the order."""
 LAST: Final = int(MessageFlags.LAST_OF_EVENT)
 
 
@@ -185,6 +187,10 @@ class _File:
                 )
                 return
             self._context.tally.unordered += 1
+        shares_at = _SHARES_AT.get(kind)
+        if shares_at is not None and not any(message[shares_at : shares_at + 4]):
+            self._reject("it is of no shares", message)
+            return
         self._latest_ns = max(stamp_ns, self._latest_ns)
         self._context.tally.rows += 1
         handler(message, locate, stamp_ns)

@@ -168,6 +168,8 @@ def _sound(block: RowBlock, context: ImportContext) -> RowBlock:
     of_book = block.extras["type"] <= EXECUTION
     block = block.refuse(of_book & (signed("order_id") < 1), "it names no order", rejects)
     of_book = block.extras["type"] <= EXECUTION
+    block = block.refuse(of_book & (block.values["size"] == 0), "it is of no shares", rejects)
+    of_book = block.extras["type"] <= EXECUTION
     block = block.refuse(of_book & (block.extras["direction"] == Side.UNKNOWN), "it has no side", rejects)
     return block.refuse(
         block.values["time"] >= np.uint64(NS_PER_DAY), "the time is later than the end of the day", rejects

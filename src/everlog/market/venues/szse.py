@@ -97,6 +97,7 @@ _MERGED_COLUMNS: Final = (
     Column("ExecType", CHOICE, choices=(*_CODES, ("", 0))),
 )
 _SCALES: Final = (("Price", PRICE_SCALE), ("OrderQty", 0), ("Qty", 0), ("Amt", PRICE_SCALE))
+_LARGEST: Final = (("ChannelNo", 2**32 - 1), ("Symbol", 999_999))
 _SYMBOL: Final = re.compile(r"(?<!\d)(\d{6})(?!\d)")
 
 
@@ -191,18 +192,23 @@ def _check_one_day(files: Sequence[_File]) -> None:
 
 
 def _channel(number: int, files: Sequence[_File], context: ImportContext) -> Iterator[KeyedBlock]:
-    """Yield a channel's events; in a full channel the sequence must rise by one each time."""
+    """Yield a channel's events; in a full channel the sequence must rise by one each time, else at all."""
     last: int | None = None
     for block in merge(file.blocks() for file in files):
+        keys = block.keys if last is None else np.concatenate(([np.uint64(last)], block.keys))
+        steps = np.diff(keys)
         if context.options.full_channel:
-            keys = block.keys if last is None else np.concatenate(([np.uint64(last)], block.keys))
-            wrong = np.flatnonzero(np.diff(keys) != 1)
-            if len(wrong):
-                before, after = int(keys[wrong[0]]), int(keys[wrong[0] + 1])
-                raise InvalidSource(
-                    f"channel {number}: sequence {before} is followed by {after}; files are missing, or they "
-                    "hold only some symbols (then leave out --full-channel)"
-                )
+            wrong = np.flatnonzero(steps != 1)
+            reason = "files are missing, or they hold only some symbols (then leave out --full-channel)"
+        else:
+            wrong = np.flatnonzero(steps == 0)
+            if context.options.allow_unordered:
+                context.tally.unordered += len(wrong)
+                wrong = wrong[:0]
+            reason = "two files hold the same message; name each only once"
+        if len(wrong):
+            before, after = int(keys[wrong[0]]), int(keys[wrong[0] + 1])
+            raise InvalidSource(f"channel {number}: sequence {before} is followed by {after}; {reason}")
         last = int(block.keys[-1])
         yield block
 
@@ -276,19 +282,25 @@ class _File:
 
     def _without_bad(self, block: RowBlock) -> RowBlock:
         rejects = self._context.rejects
-        if self.channel < 0:
+        for name, largest in _LARGEST:
+            if name in block.values:
+                block = block.refuse(block.values[name] > largest, f"{name} is above {largest}", rejects)
+        if self.channel < 0 and len(block):
             self.channel = int(block.values["ChannelNo"][0])
         block = block.refuse(
             block.values["ChannelNo"] != self.channel,
             f"another channel in a file of channel {self.channel}",
             rejects,
         )
-        # A price below 0 is how some files write that there is none.
-        is_none = block.values["Price"].view(np.int64) < 0
-        block.values["Price"][is_none] = block.extras["Price"][is_none] = 0
+        # A price of -1 is how some files write that there is none.
+        prices = block.values["Price"].view(np.int64)
+        is_none = (prices == -1) & (block.extras["Price"] == 0)
+        prices[is_none] = 0
+        block = block.refuse(prices < 0, "Price is negative", rejects)
         for name, scale in _SCALES:
             if name in block.values:
                 block = block.at_scale(name, scale, rejects)
+        block = block.refuse(self._lacks_quantity(block), "it is of no shares", rejects)
         block = self._with_times(block)
         days = block.values["TransactTime"] // np.uint64(10**9)
         if not self._day and len(days):
@@ -297,6 +309,7 @@ class _File:
         seqs = block.values["ApplSeqNum"]
         highest = np.maximum.accumulate(np.concatenate(([np.uint64(self._last_seq)], seqs)))[:-1]
         block = block.refuse(seqs < highest, "ApplSeqNum goes back", rejects)
+        block = block.refuse(block.values["ApplSeqNum"] == 0, "ApplSeqNum is 0", rejects)
         block = self._without_repeated(block)
         cancels = self._cancels(block)
         if cancels is not None:
@@ -305,14 +318,20 @@ class _File:
             block = block.refuse(wrong, "a cancel must name one order, a bid or an offer", rejects)
         return block
 
+    def _lacks_quantity(self, block: RowBlock) -> NDArray[np.bool_]:
+        """Return which rows have a quantity of 0; that of a cancel may be: all of the order."""
+        quantities = block.values["OrderQty" if self.kind == "order" else "Qty"]
+        cancels = self._cancels(block)
+        lacks: NDArray[np.bool_] = quantities == 0
+        return lacks if cancels is None else lacks & ~cancels
+
     def _without_repeated(self, block: RowBlock) -> RowBlock:
-        """Refuse rows whose number was there already; if that is allowed, only count them."""
+        """Refuse rows whose number was there already, unless they are allowed: the channel counts them."""
+        if self._context.options.allow_unordered:
+            return block
         seqs = block.values["ApplSeqNum"]
         repeated = seqs == np.concatenate(([np.uint64(self._last_seq)], seqs[:-1]))
         repeated[:1] &= self._last_seq > 0
-        if self._context.options.allow_unordered:
-            self._context.tally.unordered += int(repeated.sum())
-            return block
         return block.refuse(
             repeated, "ApplSeqNum is there twice; --allow-unordered keeps it", self._context.rejects
         )
