@@ -243,3 +243,6 @@ def test_what_is_behind_the_rows_is_said(tmp_path: Path) -> None:
     assert run_here("import", "bybit", sound, "--queue", tmp_path / "other").returncode == 0
     assert made(tmp_path / "other", "--out", out)["faults"] == {}
     assert not run_here("book", "show", tmp_path / "other").stderr
+    assert "no book events of NOPE" in run_here("book", "show", tmp_path / "other", "--symbol", "NOPE").stderr
+    nothing = run_here("export", tmp_path / "other", "--kind", "trade", "--to", tmp_path / "trades.csv")
+    assert "nothing of kind trade" in nothing.stderr and nothing.returncode == 0

@@ -72,7 +72,7 @@ class _Names:
 
     def __init__(self, symbol: str | None, path: str) -> None:
         self.market_ids: set[int] | None = None
-        self._symbol = symbol
+        self.symbol = symbol
         self._path = path
         if symbol is not None:
             self.market_ids = {crypto_market_id(symbol), crypto_market_id(symbol, compatible=True)}
@@ -86,7 +86,7 @@ class _Names:
     def of(self, market: Market) -> str:
         """Return the symbol as the catalogue has it, else as it was asked for, else the market's number."""
         known = self._catalogue.symbol_of(market.venue_id, market.market_id)
-        return known or self._symbol or str(market.market_id)
+        return known or self.symbol or str(market.market_id)
 
     def venue_of(self, market: Market) -> str:
         """Return the name of the venue, or its number."""
@@ -197,7 +197,10 @@ def _is_crossed(book: Book | None) -> bool:
 
 
 def _print_faults(names: _Names, feed: BookFeed) -> None:
-    """Say on standard error what the books of a queue lack."""
+    """Say on standard error what the books of a queue lack, or that there are none."""
+    if not feed.books.books and not feed.books.unanchored:
+        of = "" if names.symbol is None else f" of {names.symbol}"
+        output.print_warning("no_books", f"no book events{of} are in this queue", as_json=False)
     for market in sorted({*feed.books.books, *feed.books.unanchored}):
         book = feed.books.books.get(market)
         faults = _faults_of(market, book, feed)

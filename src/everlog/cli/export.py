@@ -62,6 +62,11 @@ def export_command(
                 rows = _into_file(chosen_replays(sources, start, end, symbols), to, kind, advance)
         text = f"{counted(rows, 'row')} in {printable(to)}"
         output.print_result({"to": to, "sources": sources, "rows": rows}, text, as_json=as_json)
+        if not rows and not as_json:
+            of_kind = "" if kind == "raw" else f" of kind {kind}"
+            output.print_warning(
+                "no_rows", f"nothing{of_kind} that was chosen is in {', '.join(sources)}", as_json=False
+            )
 
 
 def chosen_replays(
@@ -116,5 +121,5 @@ def _tables() -> ModuleType:
     try:
         from everlog.market import tables
     except ImportError as error:
-        raise InvalidConfig(f"tables need pyarrow ({error}); install everlog[spark]") from None
+        raise InvalidConfig(f"tables need pyarrow ({error}); run: pip install pyarrow") from None
     return tables

@@ -181,7 +181,7 @@ class _Converter:
             if market != self._market:
                 raise InvalidConfig(
                     f"a file of hftbacktest is of one market, here are {self._market[1]} and {market[1]}; "
-                    "choose one with --symbols"
+                    "choose one with --symbols, as `everlog symbols ls` of the queue names them"
                 )
 
 
