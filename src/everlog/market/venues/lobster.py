@@ -120,7 +120,7 @@ def _file_events(member: Member, book_member: Member | None, context: ImportCont
     reader = CsvReader(member, context.rejects, NAMES)
     begins, order = not context.is_continued(symbol, date), TimeOrder("time", context)
     book: OpeningBook | None = None
-    last_line = np.zeros(1, dtype=np.uint64)
+    last_line = np.zeros(1, dtype=np.int64)
     for block in reader.blocks(_COLUMNS):
         kept = order.checked(_sound(block, context))
         # Hidden executions of one time may be alike: they name no order.
@@ -139,7 +139,7 @@ def _file_events(member: Member, book_member: Member | None, context: ImportCont
             book.assign(kept)
         events = _events(kept, begins_ns, venue_id(venue), market)
         # Rows that were set aside leave a hole in the numbers, which is no reason to stop.
-        follows = kept.lines == np.concatenate((last_line, kept.lines[:-1])) + np.uint64(1)
+        follows = kept.lines == np.concatenate((last_line, kept.lines[:-1])) + 1
         events.payloads["header"]["flags"] |= ~follows * np.uint16(BookFlags.SPARSE)
         last_line = kept.lines[-1:]
         if book is not None:
