@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import os
 import signal
 import socket
@@ -221,3 +222,23 @@ def test_a_long_body_without_a_key_is_told_how_to_send_one(tmp_path: Path) -> No
         assert reply.headers["www-authenticate"] == "Bearer"
     finally:
         server.stop()
+
+
+def test_no_collection_of_objects_that_stay_looks_at_many_of_them() -> None:
+    looked_at: list[int] = []
+
+    def note(phase: str, about: dict[str, int]) -> None:
+        if phase == "start" and about["generation"] == 1:
+            looked_at.append(sum(len(gc.get_objects(generation)) for generation in (0, 1)))
+
+    thresholds = gc.get_threshold()
+    serve._freeze_gc()
+    gc.callbacks.append(note)
+    try:
+        kept = [[] for _ in range(20 * serve.COLLECTOR_ALLOCATIONS)]
+    finally:
+        gc.callbacks.remove(note)
+        gc.set_threshold(*thresholds)
+        gc.unfreeze()
+    assert len(kept) == 20 * serve.COLLECTOR_ALLOCATIONS
+    assert 0 < max(looked_at) <= 4 * serve.COLLECTOR_ALLOCATIONS
