@@ -85,6 +85,27 @@ def test_a_repair_that_gives_up_records_leaves_nothing_to_report(tmp_path: Path)
     assert harness.values("t") == [value for value in range(COUNT) if value != 5]
 
 
+def test_a_record_that_was_given_up_stays_a_note_when_eviction_passes_it(tmp_path: Path) -> None:
+    harness = filled(tmp_path)
+    first, second = sorted((harness.data_dir / "topics").rglob("*.data"))[1:3]
+    flip_bit(first, 45)
+    harness.open_with(segment_max_events=PER_SEGMENT, on_damage="give_up")
+    harness.put("t", cap_records=COUNT - 7)  # seq 6 is evicted, 8 is in the same segment
+    assert harness.values("t")[0] == 7
+    harness.engine.close()
+    flip_bit(second, 45)
+    harness.open_with(segment_max_events=PER_SEGMENT, on_damage="give_up")  # forgets gaps below the floor
+    harness.engine.close()
+    result = check(harness)
+    assert not result.errors
+    assert [(finding.path, finding.kind) for finding in result.findings] == [
+        (str(first), "given_up"),
+        (str(second), "given_up"),
+    ]
+    flip_bit(first, first.stat().st_size - 20)
+    assert [finding.kind for finding in check(harness).errors] == ["corrupt_frame"]
+
+
 def test_every_bad_record_of_a_segment_is_reported(tmp_path: Path) -> None:
     harness = filled(tmp_path)
     path = sorted((harness.data_dir / "topics").rglob("*.data"))[1]

@@ -605,13 +605,13 @@ class _Verifier:
                 topic = self._topics.get(os.path.basename(segment.directory))
                 name = None if topic is None else topic.name
                 message = f"seq {segment.first_seq + place} of topic {name!r}: {error}"
-                if self._is_given_up(segment, place):
+                if self._is_given_up(segment, place, flags):
                     self._result.add(segment.data_path, offset, "given_up", message)
                 elif self._report(segment, place, segment.data_path, offset, "corrupt_frame", message):
                     return place
                 continue
             problem = _contradiction(frame, segment.first_seq + place, size, ts, flags)
-            if problem is not None and self._is_given_up(segment, place):
+            if problem is not None and self._is_given_up(segment, place, flags):
                 self._result.add(segment.data_path, offset, "given_up", problem)
                 problem = None
             if problem is None and entries["zero"][place].any():
@@ -622,10 +622,14 @@ class _Verifier:
         self._check_ends(segment, len(entries), len(index), end, len(data))
         return len(entries)
 
-    def _is_given_up(self, segment: _Segment, place: int) -> bool:
-        """Whether the newest snapshot says that a repair has given this record up."""
+    def _is_given_up(self, segment: _Segment, place: int, flags: int) -> bool:
+        """Whether a repair has given this record up: the newest snapshot says so, or it was evicted since."""
         topic, seq = self._topics.get(os.path.basename(segment.directory)), segment.first_seq + place
-        return topic is not None and any(first <= seq <= last for first, last in topic.corrupt)
+        if topic is None:
+            return False
+        is_evicted = seq < max(topic.cap_floor, topic.ttl_floor, topic.delete_below)
+        is_marked = bool(flags & layout.INDEX_FLAG_DELETED)
+        return (is_evicted and is_marked) or any(first <= seq <= last for first, last in topic.corrupt)
 
     def _check_ends(
         self, segment: _Segment, count: int, index_length: int, end: int, data_length: int
