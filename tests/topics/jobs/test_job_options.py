@@ -221,6 +221,7 @@ def test_a_configuration_wakes_no_more_jobs_of_a_key_than_may_be_leased() -> Non
         shop.put("q", type="queue", paused=paused)
         assert board._order.size == 0
     shop.put("q", type="queue", concurrency_limit=3)
+    board.sweep(shop.now_ms())
     assert board._order.size == 6
     assert shop.claimed() == [2, 3, 12, 13]
     shop.ack(3, 13)
@@ -229,6 +230,31 @@ def test_a_configuration_wakes_no_more_jobs_of_a_key_than_may_be_leased() -> Non
     assert shop.claimed() == [5, 15]
     shop.put("q", type="queue", concurrency_limit=9)
     assert shop.claimed() == [6, 7, 8, 9, 10, 16, 17, 18, 19, 20]
+
+
+@pytest.mark.parametrize("keys", [1, 40, 4000])
+def test_new_limits_wake_a_bounded_number_of_jobs_in_a_step_and_keep_their_order(
+    monkeypatch: pytest.MonkeyPatch, keys: int
+) -> None:
+    monkeypatch.setattr(job_board, "DUE_AT_ONCE", 50)
+    shop = JobQueue(None).open_queue()
+    jobs = [{"concurrency_key": f"k{number % keys}", "priority": number % 5 * 250} for number in range(8000)]
+    shop.enqueue(*jobs)
+    board = board_of(shop.engine._core.topics["q"])
+    while shop.claimed(1000):
+        pass
+    parked = len(board._queued)
+    assert parked == 8000 - keys
+    shop.put("q", type="queue", concurrency_limit=8000)
+    assert board._order.size == 0, "the change itself wakes nothing"
+    steps, woken = 0, 0
+    while (answer := shop.engine.claim("q", "w", 1, block=False)).incomplete:
+        assert 0 < board._order.size - woken <= 50
+        assert board.next_due_ms(shop.now_ms(), 1) == shop.now_ms()
+        steps, woken = steps + 1, board._order.size
+    assert steps >= parked // 50 - 1
+    assert board._order.size == parked - 1
+    assert jobs[next(iter(answer.leases)) - 1]["priority"] == 1000, "jobs that wake later may come first"
 
 
 def test_a_claim_does_not_walk_through_the_keys_of_all_leases() -> None:

@@ -68,6 +68,8 @@ class JobBoard:
         "_taken",
         "_topic",
         "_unique_ends",
+        "_waking",
+        "_waking_left",
         "delayed",
         "is_unfinished",
         "options",
@@ -97,6 +99,8 @@ class JobBoard:
         self._reserved: dict[int, str] = {}  # taken by the claim that is being served: seq -> key
         self._taken: set[int] = set()  # out of `_order`, by the claim that is being served
         self._blocks: dict[int, bytes | None] = {}
+        self._waking: list[str] = []  # keys whose parked jobs wake, because the limits have changed
+        self._waking_left = 0  # how many of the last of them
 
     # --- Jobs come ---------------------------------------------------------------------------------------
 
@@ -256,11 +260,24 @@ class JobBoard:
             run_at, seq = heappop(self._delays)
             if self.delayed.get(seq) == run_at:
                 found |= self.make_due(seq)
-        while self._rate_ends and self._rate_ends[0][0] <= now_ms:
+        left = DUE_AT_ONCE
+        while left > 0 and self._rate_ends and self._rate_ends[0][0] <= now_ms:
             found = True
             _, key = heappop(self._rate_ends)
-            for _ in range(max(1, self.rates.room(key, now_ms) if self.rates.limit is not None else 1)):
-                self._unpark(key)
+            room = max(1, self.rates.room(key, now_ms) if self.rates.limit is not None else 1)
+            woken = self._wake(key, min(room, left))
+            left -= 1 + woken
+            if woken < room and key in self._parked:
+                heappush(self._rate_ends, (now_ms, key))
+        while left > 0 and self._waking:
+            found = True
+            key = self._waking[-1]
+            woken = self._wake(key, min(self._waking_left, left))
+            left -= 1 + woken
+            self._waking_left -= woken
+            if not self._waking_left or key not in self._parked:
+                self._waking.pop()
+                self._waking_left = self._key_limit or 1
         if len(self._delays) > 2 * len(self.delayed) + _STALE_MAX:
             self._delays = [(run_at, seq) for seq, run_at in self.delayed.items()]
             heapify(self._delays)
@@ -275,6 +292,8 @@ class JobBoard:
             times.append(self._delays[0][0])
         if self._rate_ends:
             times.append(self._rate_ends[0][0])
+        if self._waking:
+            times.append(now_ms)
         limit = self.rates.limit
         if ready and limit is not None and limit.by == "queue" and self.rates.room(QUEUE_KEY, now_ms) <= 0:
             times.append(self.rates.free_ms(QUEUE_KEY))
@@ -288,6 +307,9 @@ class JobBoard:
         `end_claim` has to be called when it is known which of them are leased.
         """
         self.is_unfinished = False
+        if self._waking:
+            self.is_unfinished = True
+            return [], []  # those that still have to wake may come first
         order, table = self._order, self.table
         config, rate = self._topic.config, self.rates.limit
         is_plain = not order.size and rate is None and config.dead_letter is None
@@ -469,8 +491,19 @@ class JobBoard:
                 self._enter(self._order, first.seq)
                 return
 
+    def _wake(self, key: str, most: int) -> int:
+        """Let up to so many parked jobs of a key be claimed in their turn; returns how many."""
+        woken = 0
+        while woken < most and key in self._parked:
+            self._unpark(key)
+            woken += 1
+        return woken
+
     def reconfigure(self) -> None:
-        """Apply the limits if they are others now: each key wakes as many jobs as may be leased."""
+        """Apply the limits if they are others now: each key wakes as many jobs as may be leased.
+
+        There can be very many, so `sweep` wakes them, and claims go on when it has.
+        """
         config, before = self._topic.config, self.rates.limit
         if (config.rate_limit, config.concurrency_limit) == (before, self._key_limit):
             return
@@ -480,9 +513,8 @@ class JobBoard:
             self.rates = ClaimRates(config.rate_limit)
             if config.rate_limit is not None and before is not None and config.rate_limit.by == before.by:
                 self.restore_claims(stored)
-        for key, order in list(self._parked.items()):
-            for _ in range(min(order.size, self._key_limit or 1)):
-                self._unpark(key)
+        self._waking = list(self._parked)
+        self._waking_left = self._key_limit or 1
 
     # --- The whole ---------------------------------------------------------------------------------------
 
@@ -491,7 +523,7 @@ class JobBoard:
         self.table.delayed -= len(self.delayed)
         self._order, self._queued, self._parked = ClaimOrder(), {}, {}
         self.delayed, self._delays, self._rate_ends = {}, [], []
-        self._key_leases, self._reserved = {}, {}
+        self._key_leases, self._reserved, self._waking = {}, {}, []
         for seq, job in self.table.jobs.items():
             if job.phase == READY:
                 self.add(seq)
