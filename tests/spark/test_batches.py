@@ -2,17 +2,25 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from everlog.errors import InvalidConfig
-from everlog.pipeline.jobs.batches import Batch, run_batches
+from everlog.pipeline.accounts import Key, RangeAccount
+from everlog.pipeline.jobs.batches import ArchivedPositions, Batch, run_batches
+from everlog.pipeline.lake_places import LakePlace
 from everlog.pipeline.sources.base import StreamReader
 from everlog.pipeline.sources.queue import QueueFormat
 from everlog.queue import Queue
+from tests.support.object_stores import moto_server
+
+Later = Iterator[tuple[int, int]]
+Loaded = tuple[dict[Key, int], str | None]
 
 
 class KilledError(Exception):
@@ -126,3 +134,31 @@ def test_a_checkpoint_of_an_earlier_version_is_taken_over(
         (tmp_path / "checkpoint" / "commits" / str(number)).write_text('v1\n{"nextBatchWatermarkMs":0}')
     (tmp_path / "checkpoint" / "offsets" / str(len(offsets))).write_bytes(b"")  # by a power loss
     assert take(reader, tmp_path) == expected
+
+
+def test_jobs_that_store_their_positions_at_once_keep_all_of_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def reached(job: int, end: int) -> list[RangeAccount]:
+        return [RangeAccount(f"queue-{job}", "first", 0, end, end, 0)]
+
+    with moto_server() as server:
+        for name, value in server.environment.items():
+            monkeypatch.setenv(name, value)
+        for place in (LakePlace.of(str(tmp_path)), LakePlace.of(server.url("t.checkpoint"))):
+            jobs = [ArchivedPositions(place) for _ in range(3)]
+            later = iter([(1, 20), (2, 30), (1, 25)])
+
+            def load_before_others(jobs: list[ArchivedPositions] = jobs, later: Later = later) -> Loaded:
+                """Return what is stored; then others store theirs, before the first job does."""
+                found = ArchivedPositions._load(jobs[0])
+                for job, end in itertools.islice(later, 1):
+                    jobs[job].store(reached(job, end))
+                return found
+
+            monkeypatch.setattr(jobs[0], "_load", load_before_others)
+            jobs[0].store(reached(0, 10))
+            ends = {("queue-0", "first"): 10, ("queue-1", "first"): 25, ("queue-2", "first"): 30}
+            assert ArchivedPositions(place).ends == ends
+            jobs[2].store(reached(1, 5))
+            assert ArchivedPositions(place).ends == ends, "no position goes back"

@@ -22,7 +22,14 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.pandas.types import from_arrow_schema
 
 from everlog.clock import NS_PER_S, SystemClock
-from everlog.errors import CorruptMetadata, InvalidConfig, ObjectNotFound
+from everlog.errors import (
+    CorruptMetadata,
+    InvalidConfig,
+    ObjectChanged,
+    ObjectExists,
+    ObjectNotFound,
+    ObjectStoreFailed,
+)
 from everlog.fs import OsFs, close_locked, create_directory, replace_file
 from everlog.pipeline import queue_ranges
 from everlog.pipeline.accounts import Key, RangeAccount
@@ -46,6 +53,8 @@ APPLICATION_FILE: Final = "application"
 ARCHIVED_FILE: Final = "archived"
 QUEUE_FILE: Final = "queue"
 HEARTBEAT_S: Final = 1.0
+STORE_TRIES: Final = 100
+"""One of several jobs that store their positions at once succeeds each time."""
 
 
 class Batch(msgspec.Struct, frozen=True):
@@ -226,30 +235,46 @@ def check_queue(checkpoint: str, name: str, instance: str | None) -> None:
 
 
 class ArchivedPositions:
-    """How far a job has brought each stream: a table that ends before has lost rows."""
+    """How far jobs have brought each stream: a table that ends before has lost rows."""
 
     def __init__(self, place: LakePlace) -> None:
         self._objects = place.objects()
-        self.ends = self._load()
+        self.ends = self._load()[0]
 
-    def _load(self) -> dict[Key, int]:
+    def _load(self) -> tuple[dict[Key, int], str | None]:
+        """Return what is stored, and its tag."""
         try:
-            stored = self._objects.get(ARCHIVED_FILE).data
+            stored = self._objects.get(ARCHIVED_FILE)
         except ObjectNotFound:
-            return {}
-        rows = msgspec.json.decode(stored, type=list[tuple[str, str | None, int]])
-        return {(stream, instance): end for stream, instance, end in rows}
+            return {}, None
+        rows = msgspec.json.decode(stored.data, type=list[tuple[str, str | None, int]])
+        return {(stream, instance): end for stream, instance, end in rows}, stored.tag
 
     def store(self, ranges: Iterable[RangeAccount]) -> None:
-        """Store the ends of ranges that are committed to the table."""
-        ends = {**self._load(), **self.ends}
+        """Store the ends of ranges that are committed to the table, beside those of other jobs."""
+        ends = dict(self.ends)
         for one in ranges:
             key = (one.stream, one.instance)
             ends[key] = max(one.end, ends.get(key, 0))
-        if ends != self.ends:
+        for _ in range(STORE_TRIES):
+            stored, tag = self._load()
+            for key, end in stored.items():
+                ends[key] = max(end, ends.get(key, 0))
+            if ends != stored:
+                data = msgspec.json.encode([(*key, end) for key, end in sorted(ends.items(), key=str)])
+                try:
+                    if tag is None:
+                        self._objects.put_new(ARCHIVED_FILE, data)
+                    else:
+                        self._objects.swap(ARCHIVED_FILE, data, tag)
+                except (ObjectExists, ObjectChanged):
+                    continue  # another job has stored its own meanwhile
             self.ends = ends
-            rows = [(*key, end) for key, end in sorted(ends.items(), key=str)]
-            self._objects.put(ARCHIVED_FILE, msgspec.json.encode(rows))
+            return
+        raise ObjectStoreFailed(
+            f"{self._objects.describe(ARCHIVED_FILE)} was changed by others {STORE_TRIES} times in a row; "
+            "run fewer archives into one table at a time"
+        )
 
 
 class ReaderPosition:
