@@ -111,6 +111,7 @@ def sections(sizes: Sizes) -> tuple[Section, ...]:
         Section(
             f"Topics, {short(sizes.topic_records)} records",
             (
+                _rate("Spark's own: the same rows into a Python sink that drops them", "drained_per_s"),
                 _rate("batch write to a topic", "sink_per_s", at_least(0.3)),
                 _rate("topic to the lake", "lake_per_s", at_least(0.3)),
             ),
