@@ -32,7 +32,7 @@ from tests.conformance import (
     test_topics,
 )
 from tests.conformance.conftest import api, nothing_goes_wrong_inside, server
-from tests.conformance.test_addition_scopes import guarded
+from tests.conformance.test_addition_scopes import beside_foreign, guarded
 from tests.conformance.test_queue import queue, restarted
 from tests.support.client_faces import ClientOfCases
 from tests.support.http_cases import RunningServer
@@ -43,7 +43,7 @@ MODULES = (
     *(test_consumer_rules, test_filters),
 )
 NEEDS_THE_SOCKET = ".http."
-FIXTURES = (api, guarded, nothing_goes_wrong_inside, queue, restarted, server)
+FIXTURES = (api, beside_foreign, guarded, nothing_goes_wrong_inside, queue, restarted, server)
 
 
 def cases_of(module: ModuleType) -> dict[str, Callable[..., None]]:
