@@ -38,7 +38,7 @@ def test_a_start_may_be_any_whole_number() -> None:
     assert checked_start(Whole()) == 7
 
 
-@pytest.mark.parametrize("start", ["latest", "x", -1, 1.5, None, b"now"])
+@pytest.mark.parametrize("start", ["latest", "x", -1, 1.5, None, True, b"now"])
 @pytest.mark.parametrize("kind", ["sync", "async"])
 def test_an_unknown_start_is_refused_and_never_reads_nothing_silently(kind: str, start: Any) -> None:
     with face(kind, NOWHERE) as client:

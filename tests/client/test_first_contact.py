@@ -6,8 +6,10 @@ import asyncio
 import logging
 import pickle
 import socket
+import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
 
@@ -98,6 +100,14 @@ def test_a_client_that_had_an_answer_waits_for_a_restart_as_long_as_its_deadline
     assert time.monotonic() - began_s > 0.3
 
 
+def _watch(client: Any) -> Any:
+    return client.watch({"jobs": "earliest"})
+
+
+def _work(client: Any) -> Any:
+    return client.work("jobs", "w")
+
+
 def test_a_retry_is_a_warning_in_the_log(closed_port: str, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.DEBUG, "everlog.client")
     policy = RetryPolicy(deadline_s=1.0, first_pause_s=0.01, longest_pause_s=0.05)
@@ -109,22 +119,78 @@ def test_a_retry_is_a_warning_in_the_log(closed_port: str, caplog: pytest.LogCap
     assert "trying again in" in caplog.records[0].message
 
 
+def test_what_a_server_does_not_have_can_be_caught_by_names_of_the_package(url: str) -> None:
+    with Client(url) as client:
+        client.put_topic("named", {"type": "queue"})
+        client.append("named", 1)
+        client.put_consumer("named", "c")
+        client.commit_consumer("named", "c", 1)
+        for absent, kind in (
+            (lambda: client.topic("none"), everlog.TopicNotFound),
+            (lambda: client.job("named", 5), everlog.JobNotFound),
+            (lambda: client.schedule("none"), everlog.ScheduleNotFound),
+            (lambda: client.router("none"), everlog.RouterNotFound),
+            (lambda: client.consumer("named", "none"), everlog.ConsumerNotFound),
+            (lambda: client.commit_consumer("named", "c", 0), everlog.CursorBackwards),
+        ):
+            with pytest.raises(kind) as refused:
+                absent()
+            assert isinstance(refused.value, ApiFailed)
+
+
 def test_a_closed_client_says_so(url: str) -> None:
     client = Client(url)
     client.append("closing", 1)
     client.close()
     client.close()
-    for use in (client.topics, lambda: next(client.read("closing")), lambda: client.exchange("GET", "/")):
+    for use in (
+        client.topics,
+        client.socket,
+        lambda: next(client.read("closing")),
+        lambda: client.exchange("GET", "/"),
+    ):
         with pytest.raises(everlog.Closed, match="make another one"):
             use()
 
     async def use_closed() -> None:
         other = AsyncClient(url)
         await other.close()
+        with pytest.raises(everlog.Closed):
+            other.socket()
         await other.topics()
 
     with pytest.raises(everlog.Closed):
         asyncio.run(use_closed())
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("begin", [_watch, _work])
+def test_an_iteration_ends_when_another_thread_closes_its_client(
+    url: str, begin: Callable[[Any], Any]
+) -> None:
+    client = Client(url)
+    client.put_topic("jobs", {"type": "queue"})
+    client.append("jobs", 1)
+    items = begin(client)
+    next(items)  # it is open, and nothing more comes
+    closing = threading.Timer(0.05, client.close)
+    closing.start()
+    with pytest.raises(everlog.Closed, match="make another one"):
+        list(items)
+    closing.join()
+
+    async def main() -> None:
+        other = AsyncClient(url)
+        items = begin(other)
+        await anext(items)
+        closing = asyncio.create_task(other.close())
+        with pytest.raises(everlog.Closed, match="make another one"):
+            _ = [item async for item in items]
+        await closing
+
+    with Client(url) as plain:
+        plain.append("jobs", 2)
+    asyncio.run(main())
 
 
 @pytest.mark.parametrize("data", [b"\xff\x00", bytearray(b"a"), memoryview(b"a")])

@@ -11,6 +11,7 @@ from collections.abc import Callable
 import pytest
 
 from everlog import AsyncClient, Client, Producer
+from everlog.client import Records
 from everlog.errors import Closed
 
 CALLS = 100
@@ -49,6 +50,21 @@ def test_a_child_and_its_parent_share_a_client_but_no_connection(url: str) -> No
             assert client.topic("of-parent").topic == "of-parent"
         assert ended_well(child)
         assert client.topic("of-child").count == CALLS
+
+
+@pytest.mark.timeout(60)
+def test_a_child_that_closes_the_client_leaves_the_streams_of_its_parent_alone(
+    url: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    with Client(url) as client:
+        client.append("t", "before")
+        events = client.watch({"t": "earliest"})
+        assert type(next(events)).__name__ == "Records"
+        assert ended_well(in_a_child(client.close))
+        client.append("t", "after")
+        while not isinstance(event := next(events), Records) or event.records[0].data != "after":
+            pass
+    assert caplog.text == "", "no connection was lost"
 
 
 @pytest.mark.timeout(60)

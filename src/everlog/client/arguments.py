@@ -48,7 +48,7 @@ def checked_start(start: object) -> Start:
     if start == "now":
         return "now"
     try:
-        seq = operator.index(start)  # type: ignore[arg-type]
+        seq = -1 if isinstance(start, bool) else operator.index(start)  # type: ignore[arg-type]
     except TypeError:
         seq = -1
     if seq < 0:

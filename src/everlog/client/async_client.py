@@ -139,6 +139,7 @@ class AsyncClient:
 
     def socket(self, *, gaps: Gaps = "raise") -> AsyncSocket:
         """A WebSocket, to be used in an `async with` block."""
+        self._check_open()
         return AsyncSocket(self._context.writer, self._context.timeout_s, gaps)
 
     async def call(self, described: Described[T], *, retry: RetryPolicy | None = None) -> T:
@@ -171,6 +172,8 @@ class AsyncClient:
             connection = await self._connections.open(connect_s)
             answer = await connection.exchange(step.request, step.timeout_s)
         self._connections.give_back(connection)
+        if self._is_closed:
+            self._connections.close()  # by another task, in the middle of this call
         return answer
 
     async def _step(self, step: Step) -> Any:
@@ -211,8 +214,9 @@ class AsyncClient:
                         yield step.value
                     elif isinstance(step, Open):
                         if stream is not None:
-                            stream.close()
-                        stream = await AsyncConnection.connect(self.address, step.timeout_s)
+                            self._connections.forget_stream(stream)
+                        stream = await self._connections.new_stream(step.timeout_s)
+                        self._check_open()
                         outcome = await stream.open_stream(step.request, step.timeout_s)
                     elif isinstance(step, More):
                         assert stream is not None, "a stream is opened first"
@@ -220,18 +224,21 @@ class AsyncClient:
                     else:
                         outcome = await self._step(step)
                 except ApiFailed as error:
+                    self._check_open()
                     step = flow.throw(error)
                 else:
                     step = flow.send(outcome)
+                if not isinstance(step, Emit):
+                    self._check_open()
         except StopIteration:
             return
         finally:
             flow.close()
             if stream is not None:
-                stream.close()
+                self._connections.forget_stream(stream)
 
     async def close(self) -> None:
-        """Close the connections; a call after this raises Closed."""
+        """Close the connections; calls after this raise Closed, and so do iterations that are under way."""
         self._is_closed = True
         self._connections.close()
 

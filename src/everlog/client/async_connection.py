@@ -10,6 +10,7 @@ import socket
 import ssl
 import weakref
 from collections import deque
+from contextlib import suppress
 from typing import Any
 
 from everlog.client.connection import MAX_IDLE
@@ -124,6 +125,7 @@ class AsyncConnections:
         self._idle_of: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, deque[AsyncConnection]] = (
             weakref.WeakKeyDictionary()
         )
+        self._streams: dict[AsyncConnection, asyncio.AbstractEventLoop] = {}
 
     def _idle(self) -> deque[AsyncConnection]:
         """The connections of the running loop; those of closed loops are dropped."""
@@ -160,8 +162,22 @@ class AsyncConnections:
         else:
             idle.append(connection)
 
+    async def new_stream(self, timeout_s: float) -> AsyncConnection:
+        """A new connection for a stream, which `close` ends."""
+        stream = await self.open(timeout_s)
+        self._streams[stream] = asyncio.get_running_loop()
+        return stream
+
+    def forget_stream(self, stream: AsyncConnection) -> None:
+        """Close a stream."""
+        self._streams.pop(stream, None)
+        stream.close()
+
     def close(self) -> None:
-        """Close the idle connections of the running loop; those in use are closed by their users."""
+        """Close the streams and the running loop's idle connections; others are closed by their users."""
+        for stream, loop in list(self._streams.items()):
+            with suppress(RuntimeError):  # its loop is closed
+                loop.call_soon_threadsafe(stream.close)
         idle = self._idle()
         while idle:
             idle.pop().close()

@@ -156,6 +156,7 @@ class Connections:
     def __init__(self, address: ServerAddress) -> None:
         self.address = address
         self._idle: deque[Connection] = deque(maxlen=MAX_IDLE)
+        self._streams: dict[Connection, None] = {}
         _pools.add(self)
 
     def take(self, timeout_s: float) -> Connection:
@@ -182,10 +183,28 @@ class Connections:
             else:
                 self._idle.append(connection)
 
+    def new_stream(self, timeout_s: float) -> Connection:
+        """A new connection for a stream, which `close` ends."""
+        stream = self.open(timeout_s)
+        self._streams[stream] = None
+        return stream
+
+    def forget_stream(self, stream: Connection) -> None:
+        """Close a stream."""
+        self._streams.pop(stream, None)
+        stream.close()
+
     def close(self) -> None:
-        """Close the idle connections; those in use are closed by their users."""
+        """Close the idle connections and interrupt the streams; others are closed by their users."""
+        for stream in list(self._streams):
+            stream.interrupt()
         while self._idle:
             self._idle.pop().close()
+
+    def forget(self) -> None:
+        """Use none of the connections any more, in a forked child: they are its parent's."""
+        self._streams.clear()
+        self.close()
 
 
 _pools: Final[weakref.WeakSet[Connections]] = weakref.WeakSet()
@@ -194,7 +213,7 @@ _pools: Final[weakref.WeakSet[Connections]] = weakref.WeakSet()
 def _forget_connections() -> None:
     # Two processes on one connection would receive answers to each other's requests.
     for pool in _pools:
-        pool.close()
+        pool.forget()
 
 
 os.register_at_fork(after_in_child=_forget_connections)

@@ -185,6 +185,7 @@ class Client:
 
     def socket(self, *, gaps: Gaps = "raise") -> Socket:
         """A WebSocket, to be used in a `with` block."""
+        self._check_open()
         return Socket(self._context.writer, self._context.timeout_s, gaps)
 
     def call(self, described: Described[T], *, retry: RetryPolicy | None = None) -> T:
@@ -217,6 +218,8 @@ class Client:
             connection = self._connections.open(connect_s)
             answer = connection.exchange(step.request, step.timeout_s)
         self._connections.give_back(connection)
+        if self._is_closed:
+            self._connections.close()  # by another thread, in the middle of this call
         return answer
 
     def _step(self, step: Step) -> Any:
@@ -259,8 +262,9 @@ class Client:
                         yield step.value
                     elif isinstance(step, Open):
                         if stream is not None:
-                            stream.close()
-                        stream = Connection(self.address, step.timeout_s)
+                            self._connections.forget_stream(stream)
+                        stream = self._connections.new_stream(step.timeout_s)
+                        self._check_open()
                         if on_open is not None:
                             on_open(stream)
                         outcome = stream.open_stream(step.request, step.timeout_s)
@@ -270,18 +274,21 @@ class Client:
                     else:
                         outcome = self._step(step)
                 except ApiFailed as error:
+                    self._check_open()
                     step = flow.throw(error)
                 else:
                     step = flow.send(outcome)
+                if not isinstance(step, Emit):
+                    self._check_open()
         except StopIteration:
             return
         finally:
             flow.close()
             if stream is not None:
-                stream.close()
+                self._connections.forget_stream(stream)
 
     def close(self) -> None:
-        """Close the connections; a call after this raises Closed."""
+        """Close the connections; calls after this raise Closed, and so do iterations that are under way."""
         self._is_closed = True
         self._connections.close()
 
