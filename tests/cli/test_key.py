@@ -41,7 +41,7 @@ def test_keys_are_made_listed_and_revoked_and_the_rest_of_the_file_stays(tmp_pat
     assert (till.name, till.scopes, till.prefixes) == ("till", Scope.READ | Scope.WRITE, (b"till.",))
     assert (desk.expires_s, desk.max_topics, desk.max_streams, desk.max_bytes) == (1801396800.0, 3, 0, 9)
     listed = key("ls", "--file", file)
-    assert "till" in listed and "desk" in listed and "read+write" in listed
+    assert "till" in listed and "desk" in listed and "read+write " in listed and '""' not in listed
     key("revoke", "desk", "--file", file)
     assert [each.name for each in read_key_file(str(file), 1).values()] == ["till"]
     assert file.read_text().startswith("# ours\n") and "# the end of till" in file.read_text()

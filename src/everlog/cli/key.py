@@ -21,7 +21,7 @@ from everlog.cli.options import AsJson
 from everlog.cli.output import Table, counted, group, print_json, print_table, printable, reporting
 from everlog.errors import InvalidConfig
 from everlog.fs import OsFs, replace_file
-from everlog.server.auth import ALL_SCOPES, SCOPE_WORDS, Key
+from everlog.server.auth import ALL_SCOPES, Key, Scope
 from everlog.server.key_file import read_key_file, request_reload
 
 app = group(
@@ -93,7 +93,8 @@ def ls_command(file: KeyFile, as_json: AsJson = False) -> None:
             return
         columns = ("key", "scopes", "prefixes", "expires", "topics>", "streams>", "bytes>")
         rows = [
-            tuple(printable("" if value is None else str(value)) for value in each.values()) for each in keys
+            tuple("" if value in (None, "") else printable(str(value)) for value in each.values())
+            for each in keys
         ]
         print_table(Table(f"keys of {file}", columns, rows))
 
@@ -164,7 +165,7 @@ def _time(text: str) -> str:
 
 
 def _shown(key: Key) -> dict[str, object]:
-    words = [word for word, scope in SCOPE_WORDS.items() if len(word) > 1 and key.allows(scope)]
+    words = [str(scope.name).lower() for scope in Scope if key.allows(scope)]
     expires = None if key.expires_s is None else datetime.fromtimestamp(key.expires_s, UTC).isoformat()
     return {
         "name": key.name,
