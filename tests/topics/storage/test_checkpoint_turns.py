@@ -58,13 +58,13 @@ def test_no_turn_plans_or_collects_many_topics(tmp_path: Path, monkeypatch: pyte
 
 
 @repeated_if_slow
-def test_no_turn_of_a_checkpoint_of_10_000_topics_is_long(
+def test_no_turn_of_a_checkpoint_of_thousands_of_topics_is_long(
     tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with Engine.open(
         tmp_path_factory.mktemp("many"), EngineSettings(snapshot_log_bytes=1 << 30)
     ) as engine:  # with its threads
-        for number in range(10_000):
+        for number in range(4000):  # all in one turn would take four times as long as a turn may
             commit = engine.append(f"t{number}", [NewRecord(b"1")]).commit
             if number % 1000 == 999:
                 engine.wait_for(commit)

@@ -60,7 +60,7 @@ def known(harness: EngineHarness) -> list[Any]:
 def test_no_turn_of_a_checkpoint_is_long_however_many_keys_and_leases_a_topic_has(
     tmp_path_factory: pytest.TempPathFactory,
 ) -> None:
-    harness = filled(tmp_path_factory.mktemp("many"), 30_000)
+    harness = filled(tmp_path_factory.mktemp("many"), 20_000)
     checkpointer = harness.engine._checkpointer
     assert checkpointer is not None
     topics = [harness.engine._core.topics[name] for name in ("keyed", "jobs")]
