@@ -346,11 +346,38 @@ def test_a_waiting_diff_that_cannot_be_read_ends_the_book_of_its_snapshot() -> N
     one.snapshots_wanted.clear()
     assert kinds(one.snapshot(SYMBOL, snapshot(4), 2)) == ["snapshot", "feed_gap", "reset"]
     assert not one.symbols[SYMBOL].is_live and one.snapshots_wanted == [SYMBOL]
-    assert kinds(one.snapshot(SYMBOL, snapshot(-4), 3)) == ["feed_gap", "reset"], "no id is negative"
-    assert not one.symbols[SYMBOL].is_live
+    assert one.snapshot(SYMBOL, snapshot(-4), 3) == [], "no id is negative"
+    assert not one.symbols[SYMBOL].is_live and one.snapshots_wanted == [SYMBOL]
 
 
 def test_futures_go_on_from_a_snapshot_between_two_diffs() -> None:
     one = session("binance-futures")
     one.snapshot(SYMBOL, snapshot(103), 1)
     assert kinds(one.frame(diff(105, 110, 100), 2)) == ["diff"], "it covers all from 101 to 110"
+
+
+def test_numbers_of_okx_that_begin_anew_are_a_gap_unless_they_name_the_one_before() -> None:
+    def frame(action: str, number: int, previous: int) -> bytes:
+        row = {"bids": [["1.0", str(number)]], "asks": [], "ts": "1", "seqId": number, "prevSeqId": previous}
+        arguments = {"channel": "books", "instId": "A-B"}
+        return msgspec.json.encode({"arg": arguments, "action": action, "data": [row]})
+
+    one = session("okex", "A-B")
+    assert kinds(one.frame(frame("snapshot", 100, -1), 1)) == ["snapshot"]
+    assert kinds(one.frame(frame("update", 101, 100), 2)) == ["diff"]
+    assert one.frame(frame("update", 101, 100), 3) == []
+    assert kinds(one.frame(frame("update", 3, 101), 4)) == ["diff"]
+    assert kinds(one.frame(frame("update", 5, 3), 5)) == ["diff"]
+    one.frame(frame("snapshot", 100, -1), 6)
+    assert kinds(one.frame(frame("update", 5, 3), 7)) == ["feed_gap", "reset"]
+    assert one.to_send
+
+
+def test_a_book_that_cannot_hold_a_frame_is_a_gap_and_the_session_goes_on() -> None:
+    one = session("kraken", "XBT/USD")
+    book = [1, {"as": [], "bs": [["5000000000000000000", "1", "1.0"]]}, "book-1000", "XBT/USD"]
+    assert kinds(one.frame(msgspec.json.encode(book), 1)) == ["snapshot"]
+    finer = [1, {"b": [["5.00", "1", "1.0"]]}, "book-1000", "XBT/USD"]
+    assert kinds(one.frame(msgspec.json.encode(finer), 2)) == ["feed_gap", "reset"]
+    opening = [1, {"as": [], "bs": [["5.00", "1", "1.0"]]}, "book-1000", "XBT/USD"]
+    assert kinds(one.frame(msgspec.json.encode(opening), 3)) == ["snapshot"]

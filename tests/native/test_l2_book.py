@@ -322,3 +322,12 @@ def test_a_side_that_is_none_is_refused_with_an_error_of_ours(side: int) -> None
         with pytest.raises(InvalidConfig, match=f"side is 1 .buy. or 2 .sell., not {side}"):
             call(side, 1, 1)
     assert book.top() == (0, 0, 0, 0)
+
+
+@given(updates=UPDATES, count=st.sampled_from([0, 1, 10, 200]))
+@settings(max_examples=effort(100))
+def test_the_best_levels_as_bytes_are_those_of_depth(updates: list[Update], count: int) -> None:
+    book = L2Book()
+    for update in updates:
+        book.update(*update)
+    assert book.best_packed(count) == tuple(side.tobytes() for side in book.depth(count))

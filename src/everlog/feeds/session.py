@@ -12,12 +12,17 @@ from collections import Counter, deque
 from collections.abc import Sequence
 from typing import Final
 
+import numpy as np
+
+from everlog.errors import EverlogError
 from everlog.feeds.encoding import PACKED_LEVEL, FeedGap, Message, PackedLevels, SymbolEncoder, gap_message
 from everlog.feeds.venue import UNREADABLE, BookDiff, BookSnapshot, Quote, Refusal, TradePrint, Venue
-from everlog.market.books import L2Book
-from everlog.market.protocol import MessageFlags, Side, TypeId
+from everlog.market.books import GapPolicy, L2Book
+from everlog.market.protocol import LEVEL, MessageFlags, TypeId
 from everlog.market.venues.registry import venue_id
 
+LAST: Final = int(MessageFlags.LAST_OF_EVENT)
+WINDOW_TICKS: Final = 1 << 14
 BUFFER_MAX: Final = 10_000
 """Diffs of one symbol that wait for its snapshot; older ones are dropped, and the next snapshot is newer."""
 
@@ -111,7 +116,7 @@ class FeedSession:
                 continue
             try:
                 self._take_item(known, item, received_ns)
-            except UNREADABLE as error:
+            except (*UNREADABLE, EverlogError) as error:
                 self._break(known, "bad_frame", received_ns, detail=str(error)[:200])
         return self._taken()
 
@@ -136,7 +141,7 @@ class FeedSession:
                 self._want_book(state, renew=True)
                 return self._taken()
             self._anchor(state, one, received_ns)
-        except UNREADABLE as error:
+        except (*UNREADABLE, EverlogError) as error:
             state.counts["bad_snapshots"] += 1
             self.refusals = [*self.refusals[-9:], f"{symbol}: unreadable snapshot: {error}"[:200]]
             if state.is_live:  # it was a diff that had waited for it
@@ -158,8 +163,7 @@ class FeedSession:
         """Return what ends the book that another recording of the symbol has left."""
         gap = FeedGap(reason="connect", connection=self.connection_id, venue=self.venue.name, symbol=symbol)
         reset = self.symbols[symbol].encoder.reset(received_ns)
-        last = int(MessageFlags.LAST_OF_EVENT)
-        return [(*gap_message(gap), last), (*reset, last | int(MessageFlags.GAP_BEFORE))]
+        return [(*gap_message(gap), LAST), (*reset, LAST | int(MessageFlags.GAP_BEFORE))]
 
     # -- items ----------------------------------------------------------------------------
 
@@ -199,16 +203,17 @@ class FeedSession:
         """Begin a book with a snapshot, and go on with what was buffered."""
         bids, asks = state.encoder.sides(one.bids, one.asks)
         bids, asks = _in_order(bids, is_bid=True), _in_order(asks, is_bid=False)
+        message = state.encoder.snapshot(one, bids, asks, received_ns)
         if self._keeps_books:
-            state.book = book = L2Book()
-            book.set_scales(state.encoder.price_scale, state.encoder.size_scale)
-            _update(book, bids, asks)
+            # Numbers are checked here. Windows of many ticks cost more than levels that are far away.
+            state.book = book = L2Book(gap_policy=GapPolicy.IGNORE, max_window_ticks=WINDOW_TICKS)
+            book.apply(message[1])
             if one.checksum is not None and self.venue.checksum(book) != one.checksum:
                 self._break(state, "checksum", received_ns, found=one.checksum)
                 return
         state.counts["snapshots"] += 1
         state.is_live, state.waits_for_rest, state.last_id = True, False, one.update_id
-        self._emit(state.encoder.snapshot(one, bids, asks, received_ns))
+        self._emit(message)
         waiting, state.buffer = state.buffer, deque(maxlen=BUFFER_MAX)
         for diff in waiting:
             if 0 < diff.last_id <= one.update_id:
@@ -221,40 +226,40 @@ class FeedSession:
     def _apply(self, state: SymbolState, diff: BookDiff, received_ns: int) -> None:
         last = state.last_id
         if diff.last_id and last and not _follows(diff, last):
-            if diff.last_id <= last:
+            comes_by_rest = self.venue.snapshot_target(state.symbol) is not None
+            # Without REST nothing is older than the book: numbers that fall were begun anew.
+            if diff.last_id == last or (comes_by_rest and diff.last_id < last):
                 state.counts["repeated"] += 1
                 return
             self._break(state, "sequence", received_ns, seen=last, found=_begin_of(diff))
-            if self.venue.snapshot_target(state.symbol) is not None:
+            if comes_by_rest:
                 state.buffer.append(diff)
             return
         bids, asks = state.encoder.sides(diff.bids, diff.asks)
+        messages = state.encoder.diffs(diff, bids, asks, received_ns)
         if state.book is not None:
-            state.book.set_scales(state.encoder.price_scale, state.encoder.size_scale)
-            _update(state.book, bids, asks)
-            bids, asks = self._trimmed(state.book, bids, asks)
+            _apply_all(state.book, messages)
+            if gone := self._beyond_depth(state.book):
+                messages = state.encoder.diffs(diff, bids + gone[0], asks + gone[1], received_ns)
+                _apply_all(state.book, messages)
             if diff.checksum is not None and self.venue.checksum(state.book) != diff.checksum:
                 self._break(state, "checksum", received_ns, found=diff.checksum)
                 return
             state.counts["checked"] += diff.checksum is not None
         state.last_id = diff.last_id or last
         state.counts["diffs"] += 1
-        for message in state.encoder.diffs(diff, bids, asks, received_ns):
+        for message in messages:
             self._emit(message)
 
-    def _trimmed(
-        self, book: L2Book, bids: PackedLevels, asks: PackedLevels
-    ) -> tuple[PackedLevels, PackedLevels]:
-        """Remove the levels that the venue no longer keeps up to date; return the changes with these."""
+    def _beyond_depth(self, book: L2Book) -> list[PackedLevels]:
+        """Return what removes the levels that the venue no longer keeps up to date, if there are any."""
         depth = self.venue.depth
         if depth is None or (book.bid_count <= depth and book.ask_count <= depth):
-            return bids, asks
-        gone = [
+            return []
+        return [
             b"".join(PACKED_LEVEL.pack(price, 0) for price in side["price"][depth:].tolist())
             for side in book.depth(2**31)
         ]
-        _update(book, *gone)
-        return bids + gone[0], asks + gone[1]
 
     # -- breaks ---------------------------------------------------------------------------
 
@@ -327,7 +332,7 @@ class FeedSession:
         out, self._out = self._out, []
         last = len(out) - 1
         return [
-            (kind, payload, flags | MessageFlags.LAST_OF_EVENT)
+            (kind, payload, flags | LAST)
             if at == last or kind != TypeId.BOOK_EVENT
             else (kind, payload, flags)
             for at, (kind, payload, flags) in enumerate(out)
@@ -345,12 +350,15 @@ def _follows(diff: BookDiff, last: int) -> bool:
 
 def _in_order(packed: PackedLevels, *, is_bid: bool) -> PackedLevels:
     """Return the levels of a side from the best on, without empty ones; the last of a price counts."""
+    given = np.frombuffer(packed, dtype=LEVEL)
+    better, worse = (given["price"][:-1], given["price"][1:])[:: 1 if is_bid else -1]
+    if given["size"].all() and (better > worse).all():
+        return packed
     levels: dict[int, int] = dict(PACKED_LEVEL.iter_unpack(packed))
     in_order = (price for price in sorted(levels, reverse=is_bid) if levels[price])
     return b"".join(PACKED_LEVEL.pack(price, levels[price]) for price in in_order)
 
 
-def _update(book: L2Book, bids: PackedLevels, asks: PackedLevels) -> None:
-    for side, packed in ((Side.BUY, bids), (Side.SELL, asks)):
-        for price, size in PACKED_LEVEL.iter_unpack(packed):
-            book.update(side, price, size)
+def _apply_all(book: L2Book, messages: Sequence[Message]) -> None:
+    for _, payload in messages:
+        book.apply(payload)

@@ -5,6 +5,7 @@ The venue keeps a fixed number of levels up to date: what falls out of them is n
 
 from __future__ import annotations
 
+import struct
 import zlib
 from collections.abc import Sequence
 from typing import Any, Final
@@ -13,6 +14,7 @@ import msgspec
 
 from everlog.feeds.venue import BadFrame, BookDiff, BookSnapshot, Item, Refusal, TradePrint, Venue
 from everlog.market.books import L2Book
+from everlog.market.protocol import LEVEL_BYTES
 
 CHECKED_LEVELS: Final = 10
 _FRAMES: Final = msgspec.json.Decoder()
@@ -61,13 +63,16 @@ class Kraken(Venue):
 
     def checksum(self, book: L2Book) -> int:
         """Digits of price and size of the best asks, then bids, without points and leading zeros."""
-        bids, asks = book.depth(CHECKED_LEVELS)
-        text = "".join([f"{price}{size}" for price, size in (*asks.tolist(), *bids.tolist())])
-        return zlib.crc32(text.encode())
+        bids, asks = book.best_packed(CHECKED_LEVELS)
+        levels = asks + bids
+        numbers = struct.unpack("<" + "qQ" * (len(levels) // LEVEL_BYTES), levels)
+        return zlib.crc32(b"%d" * len(numbers) % numbers)
 
 
 def _book(symbol: str, parts: list[dict[str, Any]]) -> BookSnapshot | BookDiff:
-    merged: dict[str, Any] = {name: value for part in parts for name, value in part.items()}
+    merged = parts[0]
+    for part in parts[1:]:
+        merged = {**merged, **part}
     if "as" in merged or "bs" in merged:
         bids, asks = merged.get("bs", []), merged.get("as", [])
         return BookSnapshot(symbol, bids, asks, exchange_ns=_latest_ns(bids, asks))
@@ -88,7 +93,9 @@ def _trade(symbol: str, row: list[str]) -> TradePrint:
 
 
 def _latest_ns(*sides: Sequence[Sequence[str]]) -> int:
-    return max((_time_ns(level[2]) for side in sides for level in side), default=0)
+    # Seconds have ten digits from 2001 to 2286, so the latest is the last in the order of texts too.
+    times = [level[2] for side in sides for level in side]
+    return _time_ns(max(times)) if times else 0
 
 
 def _time_ns(text: str) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import struct
 import zlib
 from collections.abc import Sequence
 from functools import lru_cache
@@ -10,11 +11,14 @@ from typing import Any, Final
 
 import msgspec
 
+from everlog.feeds.encoding import PACKED_LEVEL
 from everlog.feeds.venue import NS_PER_MS, BookDiff, BookSnapshot, Item, Refusal, TradePrint, Venue
 from everlog.market.books import L2Book
 from everlog.market.decimals import render_scaled
+from everlog.market.protocol import LEVEL_BYTES
 
 CHECKED_LEVELS: Final = 25
+TEXTS_MAX: Final = 8192
 _CHANNELS: Final = {"book": "books", "trades": "trades", "quotes": "bbo-tbt"}
 
 
@@ -45,8 +49,6 @@ class _Frame(msgspec.Struct, gc=False):
     msg: str = ""
 
 
-_rendered: Final = lru_cache(maxsize=8192)(render_scaled)
-"""Most of the best levels were among them after the update before."""
 _FRAMES: Final = msgspec.json.Decoder(_Frame)
 
 
@@ -86,19 +88,36 @@ class Okx(Venue):
 
     def checksum(self, book: L2Book) -> int:
         """Bid and ask in turn, from the best on, price and size in the venue's text; signed 32 bits."""
-        price_scale, size_scale = book.price_scale, book.size_scale
-        bids, asks = book.depth(CHECKED_LEVELS)
-        words: list[str] = []
-        for pair in itertools.zip_longest(bids.tolist(), asks.tolist()):
-            for level in pair:
-                if level is not None:
-                    words += (_rendered(level[0], price_scale), _rendered(level[1], size_scale))
-        value = zlib.crc32(":".join(words).encode())
+        text_of = _texts(book.price_scale, book.size_scale).__getitem__
+        bids, asks = (
+            [*map(text_of, struct.unpack("16s" * (len(side) // LEVEL_BYTES), side))]
+            for side in book.best_packed(CHECKED_LEVELS)
+        )
+        words = itertools.chain.from_iterable(itertools.zip_longest(bids, asks))
+        value = zlib.crc32(":".join(words if len(bids) == len(asks) else filter(None, words)).encode())
         return value - 2**32 if value >= 2**31 else value
 
     def server_time_ns(self, body: bytes) -> int:
         """In milliseconds, as text."""
         return int(msgspec.json.decode(body)["data"][0]["ts"]) * NS_PER_MS
+
+
+class _Texts(dict[bytes, str]):
+    """Levels as they stand in the checksum's text; most of the best stood there after the update before."""
+
+    def __init__(self, price_scale: int, size_scale: int) -> None:
+        super().__init__()
+        self._scales = price_scale, size_scale
+
+    def __missing__(self, packed: bytes) -> str:
+        if len(self) >= TEXTS_MAX:
+            self.clear()
+        words = map(render_scaled, PACKED_LEVEL.unpack(packed), self._scales)
+        self[packed] = text = ":".join(words)
+        return text
+
+
+_texts: Final = lru_cache(maxsize=64)(_Texts)
 
 
 def _book(symbol: str, action: str, row: _Row) -> BookSnapshot | BookDiff:

@@ -131,7 +131,7 @@ cdef dict ERRORS = {  # what the numbers of errors mean for an event
     BOOK_BAD_TYPE: (Corrupt, "its event type is unknown"),
     BOOK_ZERO_ID: (Corrupt, "it adds an order with id 0"),
     BOOK_UNKNOWN_ORDER: (
-        Corrupt, "it names an order that is not in the book; open the book with unknown_orders='skip' to go on"
+        Corrupt, "it names an order that is not in the book; open the book with unknown_orders='skip' (--unknown-orders skip)"
     ),
     BOOK_DUPLICATE_ORDER: (
         Corrupt, "it adds an order whose id is in the book already; open the book with unknown_orders='skip' "
