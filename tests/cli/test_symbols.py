@@ -48,6 +48,9 @@ def test_symbols_are_listed_shown_added_to_and_refreshed(queue: Path, tmp_path: 
     done = run_here("symbols", "ls", tmp_path / "bus", "--json")
     (version,) = json.loads(done.stdout)["symbols"]
     assert (version["tick_size"], version["base_asset"], version["valid_from_ts"]) == (0.01, "BTC", 110)
+    shown = run_here("symbols", "show", queue, "BTCUSDT").stdout
+    assert "valid from         1970-01-01 00:00:00.000110" in shown and "valid until        now" in shown
+    assert "None" not in shown and "1970-01-01 00:00:00.000110" in run_here("symbols", "ls", queue).stdout
     done = run_here("symbols", "show", queue, "NONE")
     assert done.returncode == 1 and "no symbol 'NONE' is known" in done.stderr
 

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import msgspec
+import numpy as np
 import typer
 
 from everlog.cli import output
@@ -71,8 +72,13 @@ def show(
             output.print_json({"symbol": symbol, "versions": [_document(one) for one in found]})
             return
         for one in found:
+            shown = {"valid_from_ts": _time(one.valid_from_ts), "valid_until_ts": _until(one) or "now"}
+            fields = {**_document(one), **shown}.items()
             output.print_fields(
-                [(name.replace("_", " "), str(value)) for name, value in _document(one).items()]
+                [
+                    (name.removesuffix("_ts").replace("_", " "), "unknown" if value is None else str(value))
+                    for name, value in fields
+                ]
             )
 
 
@@ -149,12 +155,21 @@ def _table(title: str, versions: list[SymbolVersion]) -> Table:
             str(one.market_id),
             _tick_size(one),
             _shown(one.lot_size),
-            str(one.valid_from_ts),
-            "" if one.is_current else str(one.valid_until_ts),
+            _time(one.valid_from_ts),
+            _until(one),
         )
         for one in versions
     ]
     return Table(title, columns, rows)
+
+
+def _time(at_ts: int) -> str:
+    """Return a time of the catalogue, in microseconds, in UTC; years may be beyond those of `datetime`."""
+    return str(np.datetime64(at_ts, "us")).replace("T", " ")
+
+
+def _until(one: SymbolVersion) -> str:
+    return "" if one.is_current else _time(one.valid_until_ts)
 
 
 def _tick_size(one: SymbolVersion) -> str:
