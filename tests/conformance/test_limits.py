@@ -166,6 +166,22 @@ def test_a_router_counts_the_topics_that_it_creates() -> None:
         assert taken(api.topics())["topics"] == []
 
 
+def test_a_dead_letter_topic_counts_for_the_key_that_names_it_first() -> None:
+    with running(keys="a,b", max_topics_per_key=2) as server:
+        api, other = server.api("a"), server.api("b")
+        limit = {"limit": "max_topics_per_key", "max": 2}
+        taken(api.put("q", type="queue", dead_letter="d1"), 201)
+        taken(api.put("q", type="queue", dead_letter="d1", max_deliveries=1))
+        assert_error(api.put("q", type="queue", dead_letter="d2"), 429, "throttled", **limit)
+        assert_error(api.put("t"), 429, "throttled", **limit)
+        queue = {"type": "queue", "dead_letter": "d2"}
+        assert_error(api.append("q2", config=queue), 429, "throttled", **limit)
+        taken(other.append("q2", config=queue), 201)
+        assert_error(other.put("t"), 429, "throttled", **limit)
+        taken(api.request("DELETE", "/v0/topics/d1"))
+        taken(api.put("t"), 201)
+
+
 def test_one_key_cannot_take_all_routers() -> None:
     with running(keys="a,b", max_routers_per_key=1) as server:
         api, other = server.api("a"), server.api("b")

@@ -42,6 +42,10 @@ class KeyCap:
         """What the key has created and is still there."""
         return self._names.get(key.number, frozenset())
 
+    def counts(self, name: str) -> bool:
+        """Whether a name counts for any key."""
+        return name in self._owners
+
     def created(self, key: Key | None, name: str) -> None:
         """Count what a key has created."""
         if key is not None and name not in self._owners:

@@ -9,6 +9,7 @@ from functools import partial
 
 import msgspec
 
+from everlog.api_types import TopicType
 from everlog.errors import BatchTooLarge, TopicNotEmpty
 from everlog.native.topics.log import SEQS_LISTED, SEQS_OMITTED, json_names, render_fields
 from everlog.server.app import App, Call, Route, query_flag, query_seq
@@ -68,14 +69,14 @@ class TopicRoutes:
         body = decode(call, TopicConfig, if_empty=TopicConfig())
         check_counts(body)
         check_dead_letter(call.key, body)
-        owned = self._app.topics_of_keys
-        owned.check(call.key, (call.name,), self._engine.has_topic)
+        _check_room(self._app, call.key, call.name, body)
         steps = self._engine.put_steps(call.name, body)
         StepCall(self._app, call, steps, partial(self._answer_put, call)).run()
 
     def _answer_put(self, call: Call, put: TopicPut) -> None:
         if put.created:
             self._app.topics_of_keys.created(call.key, call.name)
+        _count_dead_letter(self._app, call.key, put.config)
         answer = {"topic": call.name, "created": put.created, "config": put.config}
         self._app.answer_with(call, put.commit, answer, 201 if put.created else 200)
 
@@ -271,7 +272,7 @@ def append_batch(app: App, key: Key | None, name: str, append: Append) -> Append
     engine = app.ready_engine()
     if append.config is not None:
         check_counts(append.config)
-    app.topics_of_keys.check(key, (name,), engine.has_topic)
+    _check_room(app, key, name, append.config)
     try:
         appended = engine.append(
             name,
@@ -289,7 +290,27 @@ def append_batch(app: App, key: Key | None, name: str, append: Append) -> Append
         raise ApiError(400, error.code, str(error), detail) from None
     if appended.created:
         app.topics_of_keys.created(key, name)
+        _count_dead_letter(app, key, append.config)
     return appended
+
+
+def _dead_letter_of(config: TopicConfig | None) -> str | None:
+    """The topic that failed jobs go to, which is created for the first of them."""
+    return None if config is None or config.type is not TopicType.QUEUE else config.dead_letter
+
+
+def _check_room(app: App, key: Key | None, name: str, config: TopicConfig | None) -> None:
+    """Refuse a topic, and the dead-letter topic that it names, beyond what the key may create."""
+    engine, owned, dead_letter = app.ready_engine(), app.topics_of_keys, _dead_letter_of(config)
+    names = (name,) if dead_letter is None else (name, dead_letter)
+    owned.check(key, names, lambda each: engine.has_topic(each) or owned.counts(each))
+
+
+def _count_dead_letter(app: App, key: Key | None, config: TopicConfig | None) -> None:
+    """A dead-letter topic counts for the key that names it first, as no request creates it."""
+    dead_letter = _dead_letter_of(config)
+    if dead_letter is not None and not app.ready_engine().has_topic(dead_letter):
+        app.topics_of_keys.created(key, dead_letter)
 
 
 def _quota_of(app: App, key: Key) -> ByteQuota | None:
