@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from everlog.clock import SystemClock
-from everlog.errors import Corrupt, CorruptMetadata
+from everlog.errors import Corrupt, CorruptMetadata, TopicDamaged
 from everlog.fs import OsFs
 from everlog.objects import open_store
 from everlog.topics.storage import control, layout, snapshot
@@ -118,3 +118,51 @@ def test_two_objects_of_a_backup_that_changed_places_are_noticed(tmp_path: Path,
     swap(one, other)
     with pytest.raises(Corrupt, match=r"under another name; give each object its name back"):
         Restorer(store, str(tmp_path / "target"), OsFs()).restore()
+
+
+def segment_files(harness: EngineHarness, first_seq: int) -> list[list[Path]]:
+    """Both parts of one segment, of each topic."""
+    names = [naming.name(first_seq) for naming in (layout.SEGMENT_DATA, layout.SEGMENT_INDEX)]
+    topics = sorted((harness.data_dir / "topics").iterdir())
+    return [[directory / name for name in names] for directory in topics]
+
+
+@pytest.mark.parametrize("end", ["close", "abandon"])
+def test_segments_of_two_topics_that_changed_places_are_noticed(tmp_path: Path, end: str) -> None:
+    harness = EngineHarness(tmp_path, segment_max_events=5)
+    for name in "abc":
+        harness.put(name, durability="fsync")
+        harness.append(name, *[f"{name}{number:05d}" for number in range(12)])
+        harness.advance_ms(1)  # that alone tells them apart: all have the same size
+    harness.checkpoint(2)
+    harness.delete("a", before_seq=3)  # its mark is in the file, and not yet in a snapshot
+    harness.delete("c", before_seq=3)
+    getattr(harness.engine, end)()
+    one, other, _ = segment_files(harness, 6)
+    counts = {"a": 10, "b": 12, "c": 10}
+    for parts in zip(one, other, strict=True):
+        swap(*parts)
+    errors = verify(str(harness.data_dir), OsFs()).errors
+    assert {(each.path, each.kind) for each in errors} == {
+        (str(parts[0]), "wrong_name") for parts in (one, other)
+    }
+    harness.open_with(segment_max_events=5)
+    for name in "ab":
+        with pytest.raises(TopicDamaged):
+            harness.diff(name)
+    assert len(harness.values("c")) == counts["c"], "the other topics are served"
+    harness.engine.close()
+    for parts in zip(one, other, strict=True):
+        swap(*parts)
+    harness.open_with(segment_max_events=5)
+    for name, count in counts.items():
+        values = harness.values(name)
+        assert len(values) == count
+        assert all(value.startswith(name) for value in values)
+    harness.engine.close()
+    assert verify(str(harness.data_dir), OsFs()).errors == []
+    for parts in zip(one, other, strict=True):
+        swap(*parts)
+    harness.open_with(segment_max_events=5, on_damage="give_up")
+    assert harness.gap("b", 5) == (6, 10, "corrupt")
+    assert all(value.startswith("b") for value in harness.values("b"))

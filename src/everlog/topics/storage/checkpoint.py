@@ -66,7 +66,7 @@ class _Written(msgspec.Struct, frozen=True):
     piece: AppendPiece
     data_bytes: int
     index: bytes
-    index_checksum: int  # of the whole index
+    checksums: tuple[int, int]  # of the whole index, and its identity
 
 
 class _TopicWork:
@@ -105,8 +105,8 @@ class _TopicWork:
                     sources, piece.first_seq, last_seq, piece.data_offset, data, index
                 )
                 index_bytes = index.tobytes()
-                checksum = write_piece(self.tier.hot, piece, data.tobytes(), index_bytes, sync=sync)
-                self.written.append(_Written(piece, len(data), index_bytes, checksum))
+                checksums = write_piece(self.tier.hot, piece, data.tobytes(), index_bytes, sync=sync)
+                self.written.append(_Written(piece, len(data), index_bytes, checksums))
 
     def withdraw(self) -> None:
         """Worker: on a full disk, give back what pieces that are not in `written` have taken."""
@@ -375,7 +375,7 @@ class Checkpointer:
         for written in work.written:
             assert work.append is not None
             info = saved.apply_append(work.append, written.piece, written.data_bytes, written.index, now_ms)
-            info.index_checksum = written.index_checksum
+            info.index_checksum, info.identity = written.checksums
             self._place(topic, work.tier, info, written)
             yield written.piece.count
             if work.is_over():

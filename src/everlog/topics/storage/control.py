@@ -313,6 +313,7 @@ class TopicRecord(msgspec.Struct, array_like=True, frozen=True):
     done_total: int = 0
     failed_total: int = 0
     key_seqs: list[tuple[str, list[int]]] = []  # see `IdempotencyKey.seqs`
+    index_identities: list[int] = []  # of the indexes of `segments`, see `identity_of`; version 0.2 has none
 
 
 class SnapshotBody(msgspec.Struct, array_like=True, frozen=True):

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
+from xxhash import xxh3_64_intdigest
 
 from everlog.errors import Corrupt
 from everlog.native.topics import log as frames
@@ -169,6 +170,14 @@ def contradicts(index: bytes, rebuilt: bytes) -> bool:
     same &= ~records | ((found["offset"] == wanted["offset"]) & (found["ts"] == wanted["ts"]))
     same &= (found["flags"] & deleted <= wanted["flags"] & deleted) & ~found["zero"].any(axis=1)
     return not bool(same.all())
+
+
+def identity_of(index: Buffer) -> int:
+    """A checksum of what an index says of its records; deletion marks, and seqs without one, do not count."""
+    entries = index_entries(index).copy()
+    entries["flags"] &= ~np.uint8(layout.INDEX_FLAG_DELETED)
+    entries[entries["size"] == 0] = np.zeros((), dtype=_ENTRY)
+    return xxh3_64_intdigest(entries.tobytes())
 
 
 def hole_index(count: int) -> bytes:

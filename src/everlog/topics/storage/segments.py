@@ -25,6 +25,7 @@ from everlog.topics.storage import layout
 from everlog.topics.storage.segment_loading import (
     Entries,
     LoadedSegment,
+    identity_of,
     index_entries,
     live_count,
     well_formed_count,
@@ -76,6 +77,8 @@ class SegmentInfo:
     """The cold copy is in force, but the hot one may still be there."""
     index_checksum: int = 0
     """Of the bytes of its index, as far as they count."""
+    identity: int = 0
+    """See `identity_of`; deletion marks do not change it."""
     marks_pending: int = 0
     marks_applied: int = 0
 
@@ -131,16 +134,17 @@ class AppendPlan(NamedTuple):
 
 def write_piece(
     store: SegmentStore, piece: AppendPiece, data: Buffer, index: Buffer, *, sync: bool = True
-) -> int:
+) -> tuple[int, int]:
     """Worker: write one piece and sync it; without `sync` that is left to the caller.
 
-    Returns the checksum of the whole index.
+    Returns the checksum of the whole index, and its identity.
     """
     store.append(piece.segment_id, piece.data_offset, data, piece.index_offset, index)
     if sync:
         store.sync(piece.segment_id, created=piece.creates)
     before = store.read(piece.segment_id, SegmentPart.INDEX, 0, piece.index_offset)
-    return xxh3_64_intdigest(before + bytes(index))
+    whole = before + bytes(index)
+    return xxh3_64_intdigest(whole), identity_of(whole)
 
 
 class MarkPlan(NamedTuple):

@@ -87,6 +87,7 @@ def _pieces(topic: Topic, clean: bool, rows: dict[str, Rows]) -> list[bytes]:
         last_read_ts=topic.schedule.last_read_ts,
         segments=[(info.first_seq, info.last_seq, info.data_bytes) for info in saved.infos] if saved else [],
         index_checksums=[info.index_checksum for info in saved.infos] if saved else [],
+        index_identities=[info.identity for info in saved.infos] if saved else [],
         keys=[],
         **stored_job_counts(topic),
     )

@@ -24,6 +24,7 @@ from everlog.topics.storage.segment_loading import (
     contradicts,
     damaged_seqs,
     hole_index,
+    identity_of,
     index_entries,
     load_listed,
     load_segments,
@@ -99,8 +100,10 @@ class TopicRestore:
     def _load_segments(self, topic: Topic, record: TopicRecord) -> None:
         store = self._store
         tier = store.tier_of(topic.topic_id)
-        self._rebuild_indexes(tier, record)
+        foreign = self._rebuild_indexes(tier, record)
         try:
+            if foreign:
+                raise Corrupt(f"segments of topic {topic.name!r} are not those that the snapshot lists")
             loaded = load_listed(tier, record.segments)
             if loaded is None:
                 self._cut_to_snapshot(tier, record)
@@ -118,13 +121,16 @@ class TopicRestore:
                 if tier.store(segment.tier).is_remote:  # a start makes no request for them
                     tier.store(segment.tier).map(segment.first_seq, SegmentPart.DATA, segment.data_bytes)
         except Corrupt as error:
-            loaded = self._without_damaged(topic, tier, record, error)
+            loaded = self._without_damaged(topic, tier, record, error, foreign)
         if not self._clean:
             self._sync_marks(tier, loaded)
         topic.storage.segments = SegmentSet.from_loaded(store.limits, loaded)
         checksums = dict(zip(record.segments, record.index_checksums, strict=False))
+        identities = dict(zip(record.segments, record.index_identities, strict=False))
         for segment, info in zip(loaded, topic.storage.segments.infos, strict=True):
             key = (info.first_seq, info.last_seq, info.data_bytes)
+            is_lost = topic.topic_id in self.quarantined
+            info.identity = identities.get(key) or (0 if is_lost else identity_of(segment.index))
             if topic.topic_id in self.quarantined and key in checksums:
                 info.index_checksum = checksums[key]
             if topic.topic_id in self.quarantined:
@@ -134,13 +140,17 @@ class TopicRestore:
             self._report.segments += 1
             self._report.records_from_segments += info.live
 
-    def _rebuild_indexes(self, tier: TopicTier, record: TopicRecord) -> None:
-        """Make indexes again that are not as the snapshot says: all that they say follows from the data."""
+    def _rebuild_indexes(self, tier: TopicTier, record: TopicRecord) -> list[int]:
+        """Make indexes again that are not as the snapshot says: all that they say follows from the data.
+
+        Returns the segments whose data is sound, but not what the snapshot says: other files in their place.
+        """
+        foreign: list[int] = []
         if not self._is_alone:
-            return
-        for (first_seq, last_seq, data_bytes), checksum in zip(
-            record.segments, record.index_checksums, strict=False
-        ):
+            return foreign
+        identities = dict(zip(record.segments, record.index_identities, strict=False))
+        for place, checksum in zip(record.segments, record.index_checksums, strict=False):
+            first_seq, last_seq, data_bytes = place
             count = last_seq - first_seq + 1
             store = tier.store(self._tier_with_data(tier, first_seq))
             try:
@@ -156,12 +166,16 @@ class TopicRestore:
             rebuilt = rebuilt_index(first_seq, last_seq, data)
             if rebuilt is None:
                 continue
+            if identities.get(place, 0) not in (0, identity_of(rebuilt)):
+                foreign.append(first_seq)
+                continue
             if contradicts(index, rebuilt):
                 path = store.describe(first_seq, SegmentPart.INDEX)
                 seqs = f"seqs {first_seq} to {last_seq} of topic {record.name!r}"
                 message = f"the index of {seqs} was made again from its data"
                 self._note_damage("index", path, message)
             store.put_index(first_seq, rebuilt)
+        return foreign
 
     @staticmethod
     def _tier_with_data(tier: TopicTier, segment_id: int) -> Tier:
@@ -170,7 +184,7 @@ class TopicRestore:
         return Tier.COLD if any(tier.cold.exists(segment_id, part) for part in SegmentPart) else Tier.HOT
 
     def _without_damaged(
-        self, topic: Topic, tier: TopicTier, record: TopicRecord, error: Corrupt
+        self, topic: Topic, tier: TopicTier, record: TopicRecord, error: Corrupt, foreign: list[int]
     ) -> list[LoadedSegment]:
         """Load the segments that can be loaded; the others have no record that can be read.
 
@@ -186,6 +200,10 @@ class TopicRestore:
             store, count = tier.store(where), last_seq - first_seq + 1
             path = store.describe(first_seq, SegmentPart.DATA)
             try:
+                if first_seq in foreign:
+                    raise Corrupt(
+                        f"{path} has the records of another topic or time; give each segment its name back"
+                    )
                 index = store.read(first_seq, SegmentPart.INDEX, 0, count * layout.INDEX_ENTRY_SIZE)
                 store.map(first_seq, SegmentPart.DATA, data_bytes)
                 check_sealed(index, data_bytes, path)

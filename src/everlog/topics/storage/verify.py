@@ -6,7 +6,7 @@ looks, so that no engine opens the directory meanwhile.
 
     corrupt_frame     a frame of the log or of a segment does not match its lengths or its checksum
     bad_entry         a frame is whole, but what it says cannot be read
-    wrong_name        a log file or snapshot is another one by its content
+    wrong_name        a log file, snapshot or segment is another one by its content
     unfinished_file   a log file ends before what was synced, or without the end frame that it needs
     missing_file      a log file that was synced is not there
     bad_synced_file   the file that says up to where the log was synced is damaged or missing
@@ -38,7 +38,7 @@ from everlog.objects import ObjectStore, open_store
 from everlog.topics.storage import control, layout, snapshot
 from everlog.topics.storage.log_survey import survey
 from everlog.topics.storage.remote import stub_and_heads, unmarked, with_marks
-from everlog.topics.storage.segment_loading import index_entries
+from everlog.topics.storage.segment_loading import identity_of, index_entries
 from everlog.topics.storage.segment_store import DELETED_TOPIC_SUFFIX
 from everlog.topics.storage.synced_ends import SyncedEnd, read_ends
 from everlog.topics.storage.wal_files import check_number
@@ -620,7 +620,18 @@ class _Verifier:
                 self._report(segment, place, segment.index_path, index_offset, "bad_index", problem)
             self._result.records += 1
         self._check_ends(segment, len(entries), len(index), end, len(data))
+        self._check_identity(segment, index)
         return len(entries)
+
+    def _check_identity(self, segment: _Segment, index: bytes) -> None:
+        """Compare what a sound segment holds with what the snapshot says of it."""
+        topic = self._topics.get(os.path.basename(segment.directory))
+        identities = zip(topic.segments, topic.index_identities, strict=False) if topic is not None else ()
+        for (first_seq, last_seq, _), identity in identities:
+            listed = index[: (last_seq - first_seq + 1) * layout.INDEX_ENTRY_SIZE]
+            if first_seq == segment.first_seq and identity not in (0, identity_of(listed)):
+                message = "it has the records of another topic or time; give each segment its name back"
+                self._result.add(segment.data_path, 0, "wrong_name", message)
 
     def _is_given_up(self, segment: _Segment, place: int, flags: int) -> bool:
         """Whether a repair has given this record up: the newest snapshot says so, or it was evicted since."""
