@@ -166,6 +166,8 @@ def run_trial(root: Path, seed: int) -> str:
         is_first = seen.errors[0].startswith("segment_missing")
         unnoticed = f"{label}: a reader says {seen.errors}, the audit that all is well"
         assert not is_sound or is_first or kind == "reader meta", unnoticed
+    if lost and kind == "segment" and not seen.errors:
+        assert not is_sound, f"{label}: readers stop early, and the audit says that all is well"
     next_seq, reported = write_one(path)
     assert next_seq is None or next_seq >= len(model), f"{label}: seq {next_seq} is given out again"
     if seen.errors or findings or reported:
@@ -217,6 +219,23 @@ def test_a_zeroed_page_of_the_head_segment_after_a_flush_is_surfaced_everywhere(
         assert [damage.segment_id for damage in writer.recovery.damage] == [0]
         assert writer.append(1, b"next") == 300
     assert not is_audited_sound(path)
+
+
+def test_a_segment_that_is_not_sealed_any_more_is_damage_to_the_audit(tmp_path: Path) -> None:
+    path = tmp_path / "q"
+    with Queue.open_publisher(path, segment_size=4096, retention=False) as writer:
+        for _ in range(100):
+            writer.append(1, b"x")
+    assert is_audited_sound(path)
+    data = bytearray(segment_file(path, 0).read_bytes())
+    data[layout.SEG_FLAGS] ^= layout.SEG_FLAG_SEALED
+    segment_file(path, 0).write_bytes(data)
+    with Queue.open_subscriber(path, None, "earliest") as reader:
+        assert len(list(reader)) < 100, "readers wait here for more"
+    assert "segment_unsealed" in doctor_findings(path)
+    audit = audit_queue(str(path))
+    assert (audit.is_sound, audit.damaged) == (False, 1)
+    assert "readers stop at segment 0" in audit.runs[0].problem
 
 
 @pytest.mark.parametrize("byte", [4, 5, 8, 15, 16, 23, 24, 25, 26, 27, 28, 32, 63, 64])

@@ -49,6 +49,11 @@ def audit_queue(path: str) -> QueueAudit:
             if not seqs:
                 continue
             expected = _add(audit, seqs, expected)
+        if reader.position[0] < end[0] and not audit.damaged:
+            audit.damaged += 1
+            at = f"segment {reader.position[0]}, offset {reader.position[1]}"
+            reason = f"readers stop at {at}, and the head is in segment {end[0]}; run `everlog queue doctor`"
+            audit.problem(expected, expected, reason)
     audit.assigned = expected
     return audit
 
