@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Iterator
-from contextlib import ExitStack
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Final, NamedTuple
@@ -156,20 +155,20 @@ def replay_books(
     specs = plan.tables(lake, table, path)
     report = ReplayReport(job="replay", source=path, table=specs[TOP].table.path)
     names = {kind: spec.table.name for kind, spec in specs.items()}
-
     states = BookStates(specs[TOP].table.place.parent.below(f"{table}.spans"))
-    with ExitStack() as ends:
 
-        def share(held: SeqRange, tasks: int) -> TaskWork:
-            cut = Spans.of(path, held, tasks, spans)
-            work = _SpannedReplay(path, plan, names, cut, states)
-            if cut.parts == 1:
-                return TaskWork(cut.groups, work.replay)
-            ends.callback(states.drop)
-            prepare = partial(run_in_tasks, spark, cut.groups, work.store_books)
-            return TaskWork(cut.parts * cut.groups, work.replay, cut.groups, prepare)
+    def share(held: SeqRange, tasks: int) -> TaskWork:
+        cut = Spans.of(path, held, tasks, spans)
+        work = _SpannedReplay(path, plan, names, cut, states)
+        if cut.parts == 1:
+            return TaskWork(cut.groups, work.replay)
+        prepare = partial(run_in_tasks, spark, cut.groups, work.store_books)
+        return TaskWork(cut.parts * cut.groups, work.replay, cut.groups, prepare)
 
+    try:
         files = fill_from_queue(spark, path, [*specs.values()], repr(plan), report, partitions, share)
+    finally:
+        states.drop()  # also those of a run that was killed
     count_replayed(report, specs, files)
     report.seconds = time.monotonic() - started_s
     return report
