@@ -224,7 +224,7 @@ def load_stub(fs: Fs, directory: str, segment_id: int) -> RemoteStub:
     return layout.decode_stub(path, read_file(fs, path))
 
 
-def decompress_segment(fs: Fs, directory: str, segment_id: int, *, keep_source: bool = False) -> int:
+def decompress_segment(fs: Fs, directory: str, segment_id: int) -> int:
     """Make a plain segment of a compressed one and return its size; the compressed files go at the end."""
     index = load_block_index(fs, directory, segment_id)
     target = segment_file(directory, segment_id)
@@ -242,8 +242,7 @@ def decompress_segment(fs: Fs, directory: str, segment_id: int, *, keep_source: 
     check_sealed(mapping, source, segment_id)
     fs.rename(target + TEMP_SUFFIX, target)
     fs.fsync_dir(directory)
-    if not keep_source:
-        remove_compressed(fs, directory, segment_id)
+    remove_compressed(fs, directory, segment_id)
     return index.uncompressed_size
 
 
@@ -272,17 +271,17 @@ def store_seek_index(fs: Fs, directory: str, segment_id: int, mapping: native.Ma
         seek_index.store(fs, directory, index, durable=True)
 
 
-def build_seek_index(mapping: native.Mapping, segment_id: int, stride: int | None = None) -> SeekIndex | None:
+def build_seek_index(mapping: native.Mapping, segment_id: int) -> SeekIndex | None:
     """Return the seek index of a mapped segment, made from its records.
 
-    Its entries are about a block apart, or `stride` messages. None if the segment has no records, or a
-    damaged one: seeks scan then, and a reader reports the damage.
+    Its entries are about a block apart. None if the segment has no records, or a damaged one: seeks scan
+    then, and a reader reports the damage.
     """
     scan = native.scan_segment(mapping, SEG_DATA_OFFSET)
     if scan["bad"] or scan["good_end"] != scan["end"] or not scan["records"]:
         return None
     size = (scan["end"] - SEG_DATA_OFFSET) // scan["records"]
-    stride = stride or max(1, min(INDEX_STRIDE, BLOCK_BYTES // size))
+    stride = max(1, min(INDEX_STRIDE, BLOCK_BYTES // size))
     entries = np.zeros(-(-scan["records"] // stride), dtype=seek_index.ENTRY_DTYPE)
     offsets: NDArray[np.uint64] = np.empty(stride, dtype=np.uint64)
     begin = SEG_DATA_OFFSET

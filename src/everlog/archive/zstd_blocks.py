@@ -131,10 +131,10 @@ def index_of(sizes: list[int], length: int, block_size: int) -> BlockIndex:
     return BlockIndex(block_size, tuple(frames))
 
 
-def plain_index(length: int, block_size: int = BLOCK_BYTES) -> BlockIndex:
+def plain_index(length: int) -> BlockIndex:
     """Return the index of `length` bytes that are not compressed: each block is where it was."""
-    sizes = [min(block_size, length - begin) for begin in range(0, length, block_size)]
-    return index_of(sizes, length, block_size)
+    sizes = [min(BLOCK_BYTES, length - begin) for begin in range(0, length, BLOCK_BYTES)]
+    return index_of(sizes, length, BLOCK_BYTES)
 
 
 class BlockDecoder:

@@ -14,7 +14,7 @@ import numpy as np
 from everlog.errors import SnapshotGap
 from everlog.market.book_set import BookSet, BookSettings, OtherModes
 from everlog.market.books import GapPolicy, UnknownOrders
-from everlog.market.merge import MergedBatch, TimeOrder, merge
+from everlog.market.merge import MergedBatch, merge
 from everlog.market.openings import OpeningEvent, opening_events
 from everlog.market.packing import PackedRecords
 from everlog.market.protocol import TypeId
@@ -38,12 +38,12 @@ def known_books(replays: Sequence[Replay], timestamp_ns: int, advice: str = "beg
     return books
 
 
-def from_books(replays: Sequence[Replay], by: str = TimeOrder.RECEIVE) -> Generator[MergedBatch]:
+def from_books(replays: Sequence[Replay]) -> Generator[MergedBatch]:
     """Yield what `merge` yields, and before a time range events that bring books to its start."""
     parts = [one.from_the_start() for one in replays]
     start_ns = max((start_ns for _, start_ns in parts), default=0)
     events = opening_events(known_books([one for one, _ in parts], start_ns), (), start_ns)
-    batches = merge(replays, by)
+    batches = merge(replays)
     yield from chained(as_batch(events, start_ns), batches) if events else batches
 
 

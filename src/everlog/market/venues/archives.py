@@ -18,6 +18,7 @@ import zipfile
 import zlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from typing import IO, Any, Final
 
 import zstandard
@@ -218,14 +219,10 @@ def file_hash(path: str) -> str:
     return digest.hexdigest()
 
 
-def stored_hash(path: str, advance: Callable[[int], None] = lambda count: None) -> str:
+def stored_hash(path: str) -> str:
     """Return the BLAKE2b-256 of the file as it is, in hex."""
-    digest = hashlib.blake2b(digest_size=32)
-    with io_errors(f"read {path}"), open(path, "rb", buffering=0) as file:
-        while block := file.read(BLOCK_BYTES):
-            digest.update(block)
-            advance(len(block))
-    return digest.hexdigest()
+    with io_errors(f"read {path}"), open(path, "rb") as file:
+        return hashlib.file_digest(file, partial(hashlib.blake2b, digest_size=32)).hexdigest()
 
 
 @contextlib.contextmanager

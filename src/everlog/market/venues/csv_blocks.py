@@ -107,7 +107,6 @@ class CsvReader:
         member: Member,
         rejects: Rejects,
         names: Sequence[str] | None = None,
-        delimiter: str = ",",
         block_bytes: int | None = None,
         *,
         fill_empty: bool = False,
@@ -118,7 +117,6 @@ class CsvReader:
         self.label = member.label
         self._member = member
         self._rejects = rejects
-        self._delimiter = delimiter
         self._rest = b""
         self._ended = False
         self._line = 1
@@ -171,7 +169,7 @@ class CsvReader:
                 for column in ordered
             ],
             self.field_count,
-            self._delimiter.encode(),
+            b",",
         )
         while self._rest or not self._ended:
             yield from self._parse_rest(parser, ordered)
@@ -213,7 +211,7 @@ class CsvReader:
         """Reject the line that begins at `at` and return where the next one begins."""
         end = text.index(b"\n", at)
         line = _decoded(text[at:end])
-        fields = line.split(self._delimiter)
+        fields = line.split(",")
         reason = native.PROBLEMS[problem]
         if problem == FIELD_COUNT:
             reason = f"the row {reason} ({len(fields)} instead of {self.field_count})"
@@ -250,13 +248,12 @@ class CsvReader:
         """Return the text with 0 in its empty fields, if that is wanted."""
         if not self._fill_empty:
             return text
-        comma = self._delimiter.encode()
-        for end in (comma, comma, b"\r\n", b"\n"):  # neighbouring fields need two turns
-            text = text.replace(comma + end, comma + b"0" + end)
+        for end in (b",", b",", b"\r\n", b"\n"):  # neighbouring fields need two turns
+            text = text.replace(b"," + end, b",0" + end)
         return text
 
     def _fields(self, line: bytes) -> list[str]:
-        return [field.strip().strip('"').strip() for field in _decoded(line).split(self._delimiter)]
+        return [field.strip().strip('"').strip() for field in _decoded(line).split(",")]
 
     def _drop_line(self) -> None:
         self._rest = self._rest.partition(b"\n")[2]
