@@ -14,6 +14,7 @@ import pytest
 
 from everlog.cli import main
 from tests.support.command_lines import command_line, on_terminal, run
+from tests.support.forked_commands import ForkedCommand
 from tests.support.processes import PATIENCE_S
 
 LOADED = """
@@ -122,6 +123,20 @@ def test_python_with_the_module_runs_the_same_commands() -> None:
     program = [sys.executable, "-m", "everlog", "--version"]
     ended = subprocess.run(program, capture_output=True, text=True, timeout=PATIENCE_S, check=True)
     assert ended.stdout == f"everlog {main.everlog.__version__}\n"
+
+
+@pytest.mark.parametrize("words", [("queue", "ls"), ("topic", "ls", "--json"), ("nothing",)])
+def test_a_copy_of_a_process_that_tests_start_does_what_the_installed_command_does(
+    words: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("EVERLOG_URL", "http://127.0.0.1:1")
+    installed = subprocess.run(
+        command_line("everlog", *words), capture_output=True, timeout=PATIENCE_S, check=False
+    )
+    copied = ForkedCommand(command_line("everlog", *words))
+    assert copied.communicate(PATIENCE_S) == (installed.stdout, installed.stderr)
+    assert copied.returncode == installed.returncode
 
 
 @pytest.mark.parametrize(

@@ -37,6 +37,7 @@ from everlog.market.venues.binance_info import exchange_info
 from everlog.market.venues.interface import ImportOptions
 from tests.market.venues.tardis_files import BOOK_HEADER
 from tests.support.import_runs import import_into
+from tests.support.processes import START_METHOD
 
 SYMBOLS = ("BTCUSDT", "ETHUSDT", "000001")
 VENUES = {"binance": 1, "szse": 2}
@@ -198,7 +199,7 @@ def _tell(queue: str, number: int) -> None:
 
 
 def test_processes_that_tell_one_bus_at_a_time_lose_nothing(tmp_path: Path) -> None:
-    context = multiprocessing.get_context("spawn")
+    context = multiprocessing.get_context(START_METHOD)
     feeds = [
         context.Process(target=_tell, args=(str(tmp_path / "streams" / str(number)), number))
         for number in range(3)
