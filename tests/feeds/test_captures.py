@@ -179,3 +179,26 @@ def test_times_that_no_queue_can_hold_are_refused(tmp_path: Path) -> None:
     with pytest.raises(InvalidSource, match=":1: the line is neither a frame"):
         import_capture(tmp_path / "queue", path)
     assert not (tmp_path / "queue").exists()
+
+
+def test_a_line_that_was_set_aside_ends_books_of_a_venue_without_numbers(tmp_path: Path) -> None:
+    book = {"type": "snapshot", "product_id": "A-B", "bids": [["1", "1"]], "asks": [["2", "1"]]}
+    change = {"type": "l2update", "product_id": "A-B", "changes": [["buy", "1.5", "1"]]}
+    frames = [msgspec.json.encode(one) for one in (book, change)]
+    path = tmp_path / "coinbase.raw"
+    path.write_bytes(b"%d %s\nnonsense\n%d %s\n" % (10**18, frames[0], 10**18 + 5, frames[1]))
+    request = ImportRequest(
+        format="capture",
+        paths=[str(path)],
+        queue=str(tmp_path / "queue"),
+        options=ImportOptions(venue="coinbase"),
+        lenient=True,
+    )
+    (result,) = ImportRun(request, importers=IMPORTERS).run()
+    entry = result.entry
+    assert (entry.rows, entry.quarantined, entry.gaps, entry.dropped_rows) == (2, 1, 1, 1)
+    with Queue.open_subscriber(tmp_path / "queue", None, "earliest") as reader:
+        feed = BookFeed(reader, BookSet())
+        while feed.advance() is not None:
+            pass
+    assert [one.best_bid for one in feed.books.books.values()] == [None]

@@ -103,7 +103,7 @@ class _Recording:
         for one in heapq.merge(*streams, key=lambda one: one.received_ns) if streams[1:] else streams[0]:
             if self._first_ns is None:
                 self._first_ns = one.received_ns
-            self._context.tally.rows += one.kind in ("frame", "rest")
+            self._context.tally.rows += one.kind in ("frame", "rest") and bool(one.body)
             self._waiting += [(message, one.received_ns) for message in self._events_of(one)]
             self._session.to_send.clear()
             self._session.snapshots_wanted.clear()
@@ -114,24 +114,28 @@ class _Recording:
             yield self._block()
 
     def _lines(self, member: Member) -> Iterator[RecordedFrame]:
-        """Yield the lines of a file in order; others are rejected."""
-        latest_ns, tally, rejects = 0, self._context.tally, self._context.rejects
+        """Yield the lines of a file in order; others are rejected.
+
+        Where a missing frame does not show by itself, one that cannot be decoded stands for such a line.
+        """
+        latest_ns, context = 0, self._context
         for number, line in member.lines():
             text = line.rstrip(b"\r")
             if not text:
                 continue
+            reason, one = "", RecordedFrame("frame", latest_ns, b"")
             try:
                 one = parse_line(text, member.label, number)
             except InvalidSource as error:
-                rejects.reject(member.label, number, str(error), text[:200].decode("latin-1"))
-                continue
-            if one.received_ns < latest_ns:
-                if not self._context.options.allow_unordered:
-                    rejects.reject(member.label, number, GOES_BACK, text[:200].decode("latin-1"))
-                    continue
-                tally.unordered += 1
+                reason = str(error)
+            if one.received_ns < latest_ns and not context.options.allow_unordered:
+                reason, one = GOES_BACK, RecordedFrame("frame", latest_ns, b"")
+            if reason:
+                context.rejects.reject(member.label, number, reason, text[:200].decode("latin-1"))
+            context.tally.unordered += one.received_ns < latest_ns
             latest_ns = max(latest_ns, one.received_ns)
-            yield one
+            if not reason or not self._session.shows_losses:
+                yield one
 
     def _events_of(self, one: RecordedFrame) -> list[Flagged]:
         """Return what a line means; a symbol of which the queue holds events begins anew."""

@@ -71,6 +71,11 @@ class FeedSession:
         self._out: list[Flagged] = []
         self._keeps_books = type(venue).checksum is not Venue.checksum or venue.depth is not None
 
+    @property
+    def shows_losses(self) -> bool:
+        """Whether a frame that is missing shows by itself, by the numbers of the venue or its checksums."""
+        return self._keeps_books or self.venue.snapshot_target("") is not None
+
     # -- what the connection tells --------------------------------------------------------
 
     def connected(self, received_ns: int, *, is_continued: bool) -> list[Flagged]:
