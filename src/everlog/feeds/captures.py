@@ -93,7 +93,6 @@ class _Recording:
         self._waiting: list[tuple[Flagged, int]] = []
         self._early: list[RecordedFrame] = []
         """Answers of REST before the first frame, which names the symbol."""
-        self._begun: set[str] = set()
         self._first_ns: int | None = None
         self._unplaced = 0
 
@@ -104,7 +103,7 @@ class _Recording:
             if self._first_ns is None:
                 self._first_ns = one.received_ns
             self._context.tally.rows += one.kind in ("frame", "rest") and bool(one.body)
-            self._waiting += [(message, one.received_ns) for message in self._events_of(one)]
+            self._waiting += [(message, one.received_ns) for message in self._taken(one)]
             self._session.to_send.clear()
             self._session.snapshots_wanted.clear()
             if len(self._waiting) >= BLOCK_MESSAGES:
@@ -136,16 +135,6 @@ class _Recording:
             latest_ns = max(latest_ns, one.received_ns)
             if not reason or not self._session.shows_losses:
                 yield one
-
-    def _events_of(self, one: RecordedFrame) -> list[Flagged]:
-        """Return what a line means; a symbol of which the queue holds events begins anew."""
-        messages = self._taken(one)
-        cuts: list[Flagged] = []
-        for symbol in self._session.symbols.keys() - self._begun:
-            self._begun.add(symbol)
-            if self._context.holds(self._venue, symbol):
-                cuts += self._session.cut_off(symbol, one.received_ns)
-        return cuts + messages
 
     def _taken(self, one: RecordedFrame) -> list[Flagged]:
         session = self._session
@@ -212,6 +201,11 @@ class _Recording:
         tally.gaps += sum(state.counts["gaps"] for state in states)
         unanchored = sum(len(state.buffer) + state.counts["unanchored"] for state in states)
         tally.dropped_rows += unanchored
+        tally.notes += [
+            f"{label}: it has no book of {name}; in this queue that of an earlier import stands"
+            for name in names
+            if not session.symbols[name].counts["snapshots"] and self._context.holds(self._venue, name)
+        ]
         for count, what in (
             (session.counts["bad_frames"], "frames could not be decoded; each is a gap"),
             (session.counts["other_symbols"], "frames of other symbols were left out"),

@@ -164,12 +164,6 @@ class FeedSession:
             state.counts["reminders"] += 1
             self._want_book(state, renew=True)
 
-    def cut_off(self, symbol: str, received_ns: int) -> list[Flagged]:
-        """Return what ends the book that another recording of the symbol has left."""
-        gap = FeedGap(reason="connect", connection=self.connection_id, venue=self.venue.name, symbol=symbol)
-        reset = self.symbols[symbol].encoder.reset(received_ns)
-        return [(*gap_message(gap), LAST), (*reset, LAST | int(MessageFlags.GAP_BEFORE))]
-
     # -- items ----------------------------------------------------------------------------
 
     def _take_item(
