@@ -59,7 +59,7 @@ def test_a_reader_that_falls_asleep_at_any_instruction_of_an_append_is_woken(tmp
             for instruction in itertools.count():
                 writer.send("append")
                 stepper.await_mark()
-                unfinished = stepper.step_inside(instruction)
+                unfinished = stepper.step_inside(instruction, writer.has_answered)
                 sleeper.send("wait")
                 eventually(
                     "the reader sleeps or has its message",
@@ -89,7 +89,7 @@ def test_records_and_a_roll_that_come_at_any_instruction_of_a_read_are_not_misse
             for instruction in itertools.count():
                 reader.send("read")
                 stepper.await_mark()
-                unfinished = stepper.step_inside(instruction)
+                unfinished = stepper.step_inside(instruction, reader.has_answered)
                 first = writer.append_many(1, [bytes(64)] * burst)
                 if not unfinished:
                     break

@@ -80,12 +80,14 @@ class Stepper:
         if self._await_stop() != signal.SIGSTOP:
             raise AssertionError(f"process {self._pid} was stopped by something else than SIGSTOP")
 
-    def step_inside(self, count: int) -> bool:
-        """Step until `count` instructions of the libraries are done; False if the process blocks before."""
+    def step_inside(self, count: int, has_ended: Callable[[], bool] = lambda: True) -> bool:
+        """Step until `count` instructions of the libraries are done; False if the process blocks at its end."""
         while count > 0:
             count -= self._is_inside()
             if not self._step():
-                return False
+                if has_ended():
+                    return False
+                self._await_stop()  # it waits for another of its threads
         return True
 
     def steps_inside(self, has_ended: Callable[[], bool]) -> Iterator[None]:
