@@ -81,7 +81,7 @@ class Stepper:
             raise AssertionError(f"process {self._pid} was stopped by something else than SIGSTOP")
 
     def step_inside(self, count: int, has_ended: Callable[[], bool] = lambda: True) -> bool:
-        """Step until `count` instructions of the libraries are done; False if the process blocks at its end."""
+        """Step until `count` instructions of the libraries are done; False if it blocks at its end."""
         while count > 0:
             count -= self._is_inside()
             if not self._step():
