@@ -23,9 +23,9 @@ from tests.support.spark_chain import CONNECT, QUEUE, Found, run_chain, write_in
 from tests.support.spark_cluster import FREE_PORT, QUICK_JAVA, running_cluster
 
 ROOT = Path(__file__).parents[2]
-PATIENCE_S = 500
+PATIENCE_S = 800
 
-pytestmark = pytest.mark.timeout(PATIENCE_S + 100)
+pytestmark = pytest.mark.timeout(PATIENCE_S + 200)
 
 
 @pytest.fixture(scope="module")
