@@ -14,7 +14,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from everlog.errors import (
-    EverlogError,
     InvalidConfig,
     InvalidRequest,
     ObjectChanged,
@@ -289,8 +288,13 @@ def test_options_come_from_the_environment() -> None:
 
 def test_a_directory_that_cannot_be_written_is_an_everlog_error(tmp_path: Path) -> None:
     (tmp_path / "file").write_bytes(b"")
-    with pytest.raises(EverlogError):
-        open_store(f"file://{tmp_path}/file").put("key", b"1")
+    for folder in ("file", "file/below"):
+        store = open_store(f"file://{tmp_path}/{folder}")
+        # Not ObjectExists or ObjectNotFound, from which servers conclude who owns the store.
+        for write in (store.put, store.put_new):
+            for key in ("key", "log/1"):
+                with pytest.raises(ObjectStoreFailed, match="a part of its path is not a directory"):
+                    write(key, b"1")
     assert os.listdir(tmp_path) == ["file"]
 
 

@@ -12,6 +12,7 @@ finds its own bytes and succeeds, so what decides a race must contain something 
 
 from __future__ import annotations
 
+import errno
 import os
 import secrets
 import threading
@@ -55,6 +56,7 @@ PROBE_MS: Final = 3000
 _RETRIES: Final = 3
 _DELETE_BATCH: Final = 500
 _LOCK_FILE: Final = ".lock"
+_WRITES: Final = frozenset({"store", "replace"})
 _LOCK_POLL_NS: Final = 2_000_000
 _REASON_MAX: Final = 200
 _NO_CREDENTIALS: Final = (
@@ -470,7 +472,12 @@ class DirectoryStore(ObjectStore):
         name = self.describe(key)
         try:
             yield
-        except (FileNotFoundError, NotADirectoryError, IsADirectoryError):
+        except NotADirectoryError as error:
+            if doing in _WRITES:
+                message = f"cannot {doing} {name}: a part of its path is not a directory"
+                raise ObjectStoreFailed(message, error.errno) from error
+            raise ObjectNotFound(f"{name} does not exist") from None
+        except (FileNotFoundError, IsADirectoryError):
             raise ObjectNotFound(f"{name} does not exist") from None
         except FileExistsError:
             raise ObjectExists(f"{name} exists already") from None
@@ -485,7 +492,11 @@ class DirectoryStore(ObjectStore):
         path = self._path(key)
         folder, name = os.path.split(path)
         content = memoryview(data).cast("B")
-        create_directory(self._fs, folder)
+        try:
+            create_directory(self._fs, folder)
+        except FileExistsError:
+            # Not the object exists: from that a writer concludes that it was superseded.
+            raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR)) from None
         temporary = os.path.join(folder, f".{name}.{secrets.token_hex(8)}")
         try:
             with opened(self._fs, temporary, os.O_RDWR | os.O_CREAT | os.O_EXCL) as fd:

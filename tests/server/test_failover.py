@@ -177,6 +177,33 @@ def test_a_write_that_waits_when_another_server_takes_over_is_told_so(
         assert set(overview["storage"]["closed_shards"].values()) == {"superseded"}
 
 
+def test_a_write_that_waits_for_a_backup_that_is_gone_at_the_stop_is_told_so(
+    tmp_path: Path, shipped: str
+) -> None:
+    with running_server(tmp_path / "0") as primary, Client(primary.url, retry=ONCE, timeout_s=60) as client:
+        client.append("t", "acknowledged", config={"durability": "disk"})
+        bucket = tmp_path / "bucket"
+        bucket.rename(tmp_path / "elsewhere")
+        bucket.write_text("no directory")
+        answers: list[BaseException] = []
+
+        def append() -> None:
+            with pytest.raises(ApiFailed) as failed:
+                client.append("t", "not shipped")
+            answers.append(failed.value)
+
+        with Client(primary.url) as other:
+            written = other.metrics()["wal"]["frames"]
+            writer = threading.Thread(target=append)
+            writer.start()
+            eventually("the record is in the log", lambda: other.metrics()["wal"]["frames"] > written)
+        primary.command.process.send_signal(signal.SIGTERM)
+        writer.join()
+    (answer,) = answers
+    assert isinstance(answer, ApiFailed) and answer.code == "outcome_unknown"
+    assert "the backup did not take this change before the server stopped" in str(answer)
+
+
 def test_a_superseded_primary_that_comes_back_does_not_start(tmp_path: Path, shipped: str) -> None:
     (tmp_path / "a").mkdir()
     with running_server(tmp_path / "a") as primary, Client(primary.url) as client:

@@ -53,6 +53,8 @@ from everlog.topics.replica import Replica
 from everlog.topics.storage.recovery import Progress
 
 DRAIN_S: Final = 10.0
+GIVE_UP_SHARE: Final = 0.8
+"""Writes that the backup does not take are given up before connections are, so that they are answered."""
 REVOKE_INTERVAL_S: Final = 2.0
 """Between two looks for streams whose key has expired."""
 COLLECTOR_ALLOCATIONS: Final = 10_000
@@ -284,6 +286,8 @@ class TopicsServer:
             self._sockets.shut_down()
         if self._work is not None:
             self._work.shut_down()
+        if app.engine is not None and drain_s:
+            app.engine.begin_close(drain_s * GIVE_UP_SHARE)
         await http.drain(drain_s)
         if self._follower is not None:
             await self._follower.stop()

@@ -696,6 +696,11 @@ class Engine(JobCalls):
         self._check_open()
         return 0 if self._checkpointer is None else self._checkpointer.relocate()
 
+    def begin_close(self, timeout_s: float) -> None:
+        """Give up the writes that still wait for the backup after so long; everything else goes on."""
+        if self._store is not None and self._store.shipping is not None:
+            self._store.shipping.begin_close(int(timeout_s * NS_PER_S))
+
     def close(self) -> None:
         """Write everything, leave one final snapshot, and unlock the directory.
 

@@ -70,9 +70,9 @@ class LogShipping:
             return StorageFailed(f"{self._url} did not answer while the engine was closed; see its log")
         return self.superseded
 
-    def begin_close(self) -> None:
-        """Writes that still wait are given up after some seconds."""
-        self._deadline_ns = self._clock.monotonic_ns() + CLOSE_NS
+    def begin_close(self, timeout_ns: int = CLOSE_NS) -> None:
+        """Writes that still wait are given up after so long; a later call counts from then on."""
+        self._deadline_ns = self._clock.monotonic_ns() + timeout_ns
 
     @property
     def lag_ms(self) -> int:

@@ -557,8 +557,10 @@ class WalShard:
         """Call the waiters whose sync is over, start the sync that is due."""
         waiters = self._waiters
         if self.shipping is not None and self.read_only is None and (failure := self.shipping.failure):
-            self.read_only = failure
-            self.limit = -1
+            is_waiting = bool(waiters) and not self._is_certain(waiters[0][0])
+            if is_waiting or isinstance(failure, Superseded):
+                self.read_only = failure
+                self.limit = -1
         if waiters and (self.read_only is not None or self._is_certain(waiters[0][0])):
             self._release()
         # Nearly every turn of a busy loop ends here: nothing is requested, or a sync is running.
