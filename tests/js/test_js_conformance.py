@@ -9,13 +9,13 @@ import pytest
 
 from tests.client.test_conformance import CASES
 from tests.conformance.conftest import api, nothing_goes_wrong_inside, server
-from tests.conformance.test_addition_scopes import guarded
+from tests.conformance.test_addition_scopes import beside_foreign, guarded
 from tests.conformance.test_queue import queue, restarted
 from tests.js.node_programs import NodeClient, NodeProgram, find_node
 from tests.support.http_cases import RunningServer
 
 globals().update(CASES)
-FIXTURES = (api, guarded, nothing_goes_wrong_inside, queue, restarted, server)
+FIXTURES = (api, beside_foreign, guarded, nothing_goes_wrong_inside, queue, restarted, server)
 
 
 @pytest.fixture(scope="module")
