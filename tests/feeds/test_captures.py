@@ -218,3 +218,41 @@ def test_captures_of_two_days_give_the_same_rows_in_any_order_of_imports(tmp_pat
         replay = Replay(str(tmp_path / name)).features(parse_features("time,best"))
         rows.append([row for part in replay.tables() for row in part.rows.tolist()])
     assert rows[0] == rows[1] and len(rows[0]) == 4
+
+
+@pytest.mark.parametrize(
+    ("name", "venue"),
+    [
+        ("kraken-book1000-20210417.frames.gz", "kraken"),
+        ("okx-books-20220513.frames.gz", "okex"),
+        ("coinbase-level2-20210417.frames.gz", "coinbase"),
+        (SPOT, "binance"),
+        (USDM, "binance-futures"),
+    ],
+)
+def test_the_venue_of_a_recording_shows_in_its_frames(tmp_path: Path, name: str, venue: str) -> None:
+    with gzip.open(real_file(name)) as file:
+        lines = [next(file) for _ in range(60)]
+    path = tmp_path / "recording.frames"
+    path.write_bytes(b"".join(lines))
+    result = import_capture(tmp_path / "queue", path)
+    assert result.entry.venue == venue and result.entry.groups > 0
+
+
+def test_frames_that_no_venue_understands_are_refused(tmp_path: Path) -> None:
+    path = tmp_path / "other.frames"
+    path.write_bytes(b'1618678132.8: {"a":1}\n')
+    with pytest.raises(InvalidSource, match=r"its first frames hold no market data of binance, .*--venue"):
+        import_capture(tmp_path / "queue", path)
+    with pytest.raises(InvalidSource, match="holds no market data of kraken; is --venue right"):
+        import_capture(tmp_path / "queue", path, venue="kraken")
+    with pytest.raises(InvalidSource, match="holds no frame of 'NOPE' of binance"):
+        import_capture(tmp_path / "queue", capture_file(tmp_path, (1, diff("AUSDT", 8, 9))), symbol="NOPE")
+    assert not (tmp_path / "queue").exists()
+
+
+def test_best_levels_that_are_sent_again_and_again_are_no_diffs(tmp_path: Path) -> None:
+    partial = diff("AUSDT", 10, 11, "1.9").replace(b"ausdt@depth@", b"ausdt@depth20@")
+    path = capture_file(tmp_path, (0, rest(7)), (1, diff("AUSDT", 8, 9)), (2, partial))
+    result = import_capture(tmp_path / "queue", path)
+    assert (result.entry.rows, result.entry.groups, result.entry.gaps) == (3, 2, 0)

@@ -161,7 +161,7 @@ def _print_results(queue: str, results: list[ImportResult], elapsed_s: float) ->
     )
     rows = [
         (
-            printable(_names_of(entry.source_path)),
+            _names_of(entry.source_path),
             "imported" if result.imported else "was there",
             *(entry.venue, entry.symbol, entry.date),
             *(str(count) for count in (entry.rows, entry.groups)),
@@ -182,7 +182,7 @@ def _print_results(queue: str, results: list[ImportResult], elapsed_s: float) ->
 def _names_of(source_path: str) -> str:
     """Return the file's name; of an import of several, which it lists, the first one's."""
     first, *others = source_path.split(", /")
-    return os.path.basename(first) + (f" and {len(others)} more" if others else "")
+    return printable(os.path.basename(first)) + (f" and {len(others)} more" if others else "")
 
 
 def _result_json(result: ImportResult) -> dict[str, Any]:

@@ -6,8 +6,10 @@ table of all importers, which stands here because market data itself knows no li
 
 from __future__ import annotations
 
+import contextlib
 import heapq
 import os
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Final, TypeVar
 
@@ -16,14 +18,14 @@ import numpy as np
 from everlog.errors import InvalidConfig, InvalidSource
 from everlog.feeds.recordings import RecordedFrame, parse_line
 from everlog.feeds.session import FeedSession, Flagged
-from everlog.feeds.venue import UNREADABLE
+from everlog.feeds.venue import UNREADABLE, Refusal
 from everlog.feeds.venues import VENUES
 from everlog.market.importing import FORMATS
 from everlog.market.venues.archives import Member, open_members
 from everlog.market.venues.interface import MULTI, EventBlock, ImportContext, Importer, find_date
 
 BLOCK_MESSAGES: Final = 1 << 14
-LOOKED_AT_BYTES: Final = 1 << 16
+LOOKED_AT_BYTES: Final = 1 << 20
 EARLY_MAX: Final = 100
 GOES_BACK: Final = "the time goes back: lines are out of order or there twice; --allow-unordered keeps them"
 T = TypeVar("T")
@@ -194,6 +196,9 @@ class _Recording:
         date = find_date(first.name, options) or find_date(first.path, options) or _day(self._first_ns)
         self._unplaced += len(self._early)
         names = [name for name, state in session.symbols.items() if state.last_received_ns]
+        if session.counts["frames"] and not names:
+            wanted = "market data" if options.symbol is None else f"frame of {options.symbol!r}"
+            raise InvalidSource(f"{label} holds no {wanted} of {self._venue}; is --venue right?", label)
         symbol = names[0] if len(names) == 1 else MULTI
         tally.name(venue=self._venue, symbol=symbol, date=date, stream="raw")
         tally.symbols |= {(self._venue, name) for name in names}
@@ -220,9 +225,28 @@ class _Recording:
 
 
 def _guessed_venue(members: Sequence[Member]) -> str:
-    """Return which Binance it is: diffs of futures name the one before."""
-    is_futures = any(b'"pu":' in member.peek(LOOKED_AT_BYTES) for member in members)
-    return "binance-futures" if is_futures else "binance"
+    """Return whose code understands most of the first frames; diffs of futures name the one before."""
+    starts = [member.peek(LOOKED_AT_BYTES) for member in members]
+    understood: Counter[str] = Counter()
+    has_frames = False
+    for line in (line for start in starts for line in start.rpartition(b"\n")[0].split(b"\n")):
+        with contextlib.suppress(InvalidSource):
+            one = parse_line(line.rstrip(b"\r"), "", 0)
+            has_frames |= one.kind == "frame"
+            for name, venue in VENUES.items() if one.kind == "frame" else ():
+                with contextlib.suppress(*UNREADABLE):
+                    understood[name] += sum(
+                        not isinstance(item, Refusal) for item in venue().decode(one.body)
+                    )
+    if has_frames and not understood.total():
+        raise InvalidSource(
+            f"{members[0].label}: its first frames hold no market data of {', '.join(VENUES)}; if they "
+            "are of one of these, name it with --venue",
+            members[0].label,
+        )
+    likely = max(VENUES, key=lambda name: understood[name])
+    is_futures = likely == "binance" and any(b'"pu":' in start for start in starts)
+    return "binance-futures" if is_futures else likely
 
 
 def _day(first_ns: int | None) -> str:

@@ -113,8 +113,9 @@ class BinanceSpot(Venue):
         whole = _FRAMES.decode(frame)
         if whole.error is not None:
             return (Refusal(f"{whole.error.code}: {whole.error.msg}"),)
-        stream = whole.stream.partition("@")[2]
-        if stream.startswith("depth"):
+        # `depth20@100ms` has the best levels again and again, from which no book can be kept.
+        stream = whole.stream.partition("@")[2].partition("@")[0]
+        if stream == "depth":
             diff = _DIFFS.decode(whole.data)
             exchange_ns = (diff.T or diff.E) * NS_PER_MS
             return (BookDiff(diff.s, diff.b, diff.a, diff.U, diff.u, diff.pu, exchange_ns),)
