@@ -16,8 +16,8 @@ export class Rows extends HTMLElement {
     this.setAttribute('role', 'table');
     this.setAttribute('aria-label', label);
     this.head = h('div', { class: 'row head', role: 'row' }, columns.map((column) => this.headCell(column)));
-    this.space = h('div', { class: 'space', role: 'rowgroup' });
-    this.scroller = h('div', { class: 'scroller', tabindex: 0, role: 'presentation', 'aria-label': `${label}, rows` }, this.space);
+    this.space = h('div', { class: 'space', role: 'presentation' });
+    this.scroller = h('div', { class: 'scroller', tabindex: 0, role: 'rowgroup', 'aria-label': `${label}, rows` }, this.space);
     this.empty = h('div', { class: 'empty', hidden: true }, empty ?? '');
     this.replaceChildren(this.head, this.scroller, this.empty);
     this.style.setProperty('--columns', columns.map(({ width }) => width).join(' '));
