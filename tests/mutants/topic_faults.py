@@ -22,7 +22,7 @@ WRITING: Final = [
     Mutant(
         name="a failed sync is answered as a success",
         file="topics/commits.py",
-        old="            notify_aborted(entries, OutcomeUnknown(str(error), error.errno))",
+        old="            notify_aborted(entries, OutcomeUnknown.of(error))",
         new="            notify_committed(entries)",
         breaks="An acknowledged record of class fsync survives a power loss.",
         check="simulation",
