@@ -95,7 +95,8 @@ class LongPoll:
         app, call = self._app, self._call
         call.has_waited = True
         app.ready_engine().on_change(call.name, self._woken)
-        self._timer = app.loop.call_later(self._wait_ms / 1000, self._woken)
+        # The loop counts whole milliseconds from the last one that was over: its timers are up to one early.
+        self._timer = app.loop.call_later((self._wait_ms + 1) / 1000, self._woken)
         app.parked.add(self._woken)
         app.on_gone(call, self._forget)
         self._until_ns = self._until_ns or app.now_ns() + self._wait_ms * NS_PER_MS
