@@ -60,6 +60,7 @@ def test_keys_of_writes_survive_on_disk_and_fsync_topics_only(tmp_path: Path) ->
         for name in ("disk", "fsync"):
             again = taken(api.append(name, idempotency_key="k"))
             assert (again["deduped"], again["seqs"], again["head_seq"]) == (True, [1, 2, 3, 4, 5], 5)
+        eventually("memory topics are loaded", lambda: api.diff("memory").status != 503)
         for name in ("ephemeral", "memory"):
             again = taken(api.append(name, idempotency_key="k"))
             assert (again["deduped"], again["count"]) == (False, 1)
